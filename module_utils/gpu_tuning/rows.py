@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The setting row: the one data contract between modules, journal and report.
+
+A policy is rows with a desired value, a snapshot is rows with a value, applying turns rows into rows
+with a status. Everything that leaves a module is a list of ``Row.as_dict()``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Optional, Union
+
+Value = Union[str, int, None]
+
+OK = "ok"  # was right already, writable or not
+CHANGED = "changed"
+WOULD_CHANGE = "would_change"  # check mode, and every row between its capture and its write
+NOT_APPLICABLE = "not_applicable"  # the reason says what is missing
+UNSUPPORTED = "unsupported"  # this kernel has no such key
+READ_ONLY = "read_only"  # container, lockdown, no quorum
+REJECTED = "rejected"  # the kernel said no
+CLAMPED = "clamped"  # the read-back differs from what was asked
+OVERRIDDEN = "overridden"  # something else set it after us
+FAILED = "failed"
+
+STATUSES = (
+    OK,
+    CHANGED,
+    WOULD_CHANGE,
+    NOT_APPLICABLE,
+    UNSUPPORTED,
+    READ_ONLY,
+    REJECTED,
+    CLAMPED,
+    OVERRIDDEN,
+    FAILED,
+)
+#: Statuses that fail a play at its end, after every other row has been tried and reported.
+FAILURES = (REJECTED, CLAMPED, OVERRIDDEN, FAILED)
+#: Statuses that must carry a reason: all but these two.
+SELF_EXPLAINING = (OK, CHANGED)
+
+
+@dataclasses.dataclass
+class Row:
+    """One setting on one host. Values are normalised; None where not known.
+
+    ``id`` is stable and unique on a host ("sysctl:vm.swappiness"); ``after`` is always a fresh read,
+    never the value that was written; ``fix`` says when a change can take effect.
+    """
+
+    id: str
+    kind: str
+    target: str
+    before: Value = None
+    desired: Value = None
+    after: Value = None
+    status: str = OK
+    reason: Optional[str] = None
+    fix: str = "runtime"
+
+    def with_status(self, status: str, reason: Optional[str] = None, **values: Value) -> Row:
+        """Return a copy with another status, reason and any of before, desired, after."""
+        return dataclasses.replace(self, status=status, reason=reason, **values)  # type: ignore[arg-type]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON-ready data with the field names of the contract."""
+        return dataclasses.asdict(self)
+
+
+def failures(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose status is a failure."""
+    return [row for row in rows if row.status in FAILURES]
