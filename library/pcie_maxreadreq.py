@@ -1,0 +1,182 @@
+#!/usr/bin/python
+
+# Copyright: (c) 2026, the project contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pcie_maxreadreq
+short_description: Capture, apply and restore MaxReadReq of PCI Express functions
+description:
+  - Handles all matching functions in one call, through their C(config) files in sysfs.
+  - Finds the PCI Express capability by walking the list and changes bits 14:12 of Device Control only.
+    MaxPayload is reported, never written.
+  - Virtual functions are left out, since their physical function's value counts.
+  - The setting lasts until the next reset, driver reload or reboot.
+options:
+  value:
+    description: MaxReadReq in bytes, V(128), V(256), V(512), V(1024), V(2048) or V(4096).
+    type: int
+  devices:
+    description: PCI addresses, with or without the domain.
+    type: list
+    elements: str
+  vendor:
+    description: Vendor id, quoted, with C(0x).
+    type: str
+  device:
+    description: Device id, quoted, with C(0x).
+    type: str
+  class:
+    description:
+      - Beginnings of the class code, quoted, with C(0x), for example V(0x0300) for VGA and V(0x0302)
+        for 3D controllers; a function matches when one of them does.
+    type: list
+    elements: str
+  driver:
+    description: Name of the driver the function is bound to.
+    type: str
+  allow_above_max_payload:
+    description:
+      - Allow a MaxReadReq above the device's MaxPayload on a kernel run with C(pci=pcie_bus_perf), where
+        other devices' MaxPayload relies on it.
+    type: bool
+    default: false
+  state:
+    description:
+      - V(captured) reads the settings and records what is not recorded yet in the journal.
+      - V(applied) does the same, writes what differs and reads everything back.
+      - V(restored) gives back the recorded values, of all recorded functions or of those in O(devices).
+    type: str
+    choices: [captured, applied, restored]
+    default: applied
+  procfs_root:
+    description: Where procfs is mounted, or a recorded machine's copy of it.
+    type: path
+    default: /proc
+  sysfs_root:
+    description: Where sysfs is mounted, or a recorded machine's copy of it.
+    type: path
+    default: /sys
+  state_root:
+    description: The directory on the managed host that holds the journal, for root's eyes only.
+    type: path
+    default: /var/lib/gpu-tuning
+  across_boot:
+    description:
+      - With O(state=restored), write values that were recorded before a reboot, which is refused otherwise.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Writes nothing at all and predicts what a real run changes.
+    support: full
+  diff_mode:
+    description: Shows the settings that change, CPUs folded together.
+    support: full
+author:
+  - The project contributors
+"""
+
+EXAMPLES = r"""
+- name: Let every NVIDIA GPU ask for 4096 bytes at a time
+  pcie_maxreadreq:
+    value: 4096
+    vendor: "0x10de"
+    class: ["0x0300", "0x0302"]
+
+- name: Give back what was found
+  pcie_maxreadreq:
+    state: restored
+"""
+
+RETURN = r"""
+rows:
+  description: One setting row per setting that was looked at.
+  returned: always, unless the arguments or the journal were refused
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Stable and unique on a host.
+      type: str
+      sample: pcie_mrrs:0000:01:00.0
+    kind:
+      description: The sort of setting.
+      type: str
+      sample: pcie_mrrs
+    target:
+      description: Which one of its kind.
+      type: str
+      sample: "0000:01:00.0"
+    before:
+      description: The value found, normalised; null where it is not known.
+      type: raw
+      sample: 512
+    desired:
+      description: The value asked for.
+      type: raw
+      sample: 4096
+    after:
+      description: A fresh read after all writes, never the value written; null when nothing was applied.
+      type: raw
+      sample: 4096
+    status:
+      description:
+        - One of C(ok), C(changed), C(would_change), C(not_applicable), C(unsupported), C(read_only),
+          C(rejected), C(clamped), C(overridden), C(failed).
+      type: str
+      sample: changed
+    reason:
+      description: One sentence with evidence; may be null when the status is C(ok) or C(changed).
+      type: str
+      sample: null
+    fix:
+      description: When a change can take effect, C(runtime), C(reboot) or C(firmware).
+      type: str
+      sample: runtime
+boot_id:
+  description: The boot that the journal's values belong to.
+  returned: as for RV(rows)
+  type: str
+  sample: 7d5e1c0a-3f0b-4e58-9a0e-2b7f4a1f6c11
+kernel_release:
+  description: The kernel that was running.
+  returned: as for RV(rows)
+  type: str
+  sample: 6.8.12-9-pve
+journal:
+  description: The journal's file on the managed host.
+  returned: as for RV(rows)
+  type: str
+  sample: /var/lib/gpu-tuning/journal/7d5e1c0a-3f0b-4e58-9a0e-2b7f4a1f6c11.json
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_tuning import tuner
+
+NAME = "pcie_maxreadreq"
+
+
+def build_module() -> AnsibleModule:
+    section = tuner.SECTIONS[NAME]
+    return AnsibleModule(
+        argument_spec=tuner.argument_spec(NAME),
+        mutually_exclusive=section.exclusive,
+        supports_check_mode=True,
+    )
+
+
+def main() -> None:
+    module = build_module()
+    try:
+        result = tuner.run({NAME: module.params}, module.params, module.check_mode)
+    except tuner.CannotStart as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
