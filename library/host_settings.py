@@ -145,6 +145,11 @@ journal:
   returned: as for RV(rows)
   type: str
   sample: /var/lib/gpu-tuning/journal/7d5e1c0a-3f0b-4e58-9a0e-2b7f4a1f6c11.json
+recorded:
+  description: The values in the journal, by row id, as they were found first on this boot.
+  returned: as for RV(rows)
+  type: dict
+  sample: {"sysctl:vm.swappiness": "60"}
 """
 
 from typing import Any

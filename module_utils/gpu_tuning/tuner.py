@@ -178,6 +178,7 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
         "boot_id": journal.boot,
         "kernel_release": journal.kernel_release,
         "journal": journal.path,
+        "recorded": {identity: entry["before"] for identity, entry in journal.entries.items()},
         **_failure(rows, common["state"]),
     }
 

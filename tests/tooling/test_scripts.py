@@ -297,9 +297,10 @@ argument_specs:
     def test_what_is_written_is_up_to_date_until_the_specs_change(self, repo, role):
         assert run("scripts/role-readme", "--check", cwd=repo).returncode == 1
         assert run("scripts/role-readme", cwd=repo).returncode == 0
-        assert "| `thing_mode` | str | `soft` | How `hard` \\| soft. One of `soft`, `hard`. |" in (
-            role / "README.md"
-        ).read_text()
+        assert (
+            "| `thing_mode` | str | `soft` | How `hard` \\| soft. One of `soft`, `hard`. |"
+            in (role / "README.md").read_text()
+        )
         assert run("scripts/role-readme", "--check", cwd=repo).returncode == 0
         (role / "meta/argument_specs.yml").write_text(self.SPECS.replace("a thing", "another"))
         stale = run("scripts/role-readme", "--check", cwd=repo)
