@@ -55,7 +55,7 @@ attributes:
     description: Shows the settings that change, CPUs folded together.
     support: full
 author:
-  - The project contributors
+  - The project contributors (!UNKNOWN)
 """
 
 EXAMPLES = r"""

@@ -10,21 +10,21 @@ DOCUMENTATION = r"""
 module: host_settings
 short_description: Capture, apply and restore several kinds of settings in one call
 description:
-  - Runs M(sysctl_snapshot), M(pcie_maxreadreq), M(cpuidle_state) and M(kernel_module) in one module
+  - Runs C(sysctl_snapshot), C(pcie_maxreadreq), C(cpuidle_state) and C(kernel_module) in one module
     invocation, since it is invocations that cost time on a host, not settings.
   - Everything is captured and recorded before the first write, whatever its kind.
 options:
   sysctl_snapshot:
-    description: Exactly the arguments of M(sysctl_snapshot) itself; left out, sysctls are not looked at.
+    description: Exactly the arguments of C(sysctl_snapshot) itself; left out, sysctls are not looked at.
     type: dict
   pcie_maxreadreq:
-    description: Exactly the arguments of M(pcie_maxreadreq) itself.
+    description: Exactly the arguments of C(pcie_maxreadreq) itself.
     type: dict
   cpuidle_state:
-    description: Exactly the arguments of M(cpuidle_state) itself.
+    description: Exactly the arguments of C(cpuidle_state) itself.
     type: dict
   kernel_module:
-    description: Exactly the arguments of M(kernel_module) itself.
+    description: Exactly the arguments of C(kernel_module) itself.
     type: dict
   state:
     description:
@@ -59,7 +59,7 @@ attributes:
     description: Shows the settings that change, CPUs folded together.
     support: full
 author:
-  - The project contributors
+  - The project contributors (!UNKNOWN)
 """
 
 EXAMPLES = r"""
