@@ -21,9 +21,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: sample
 short_description: A sample
-description: A sample.
+description: A sample, as M(sample) is.
 version_added: 0.0.0
-author: The project contributors (@none)
+author: The project contributors (!UNKNOWN)
 options:
   root:
     description: Where to look.
