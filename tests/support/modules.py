@@ -26,7 +26,7 @@ from ansible.module_utils import basic
 REPO = Path(__file__).resolve().parents[2]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load(name: str) -> ModuleType:
     """Import library/``name``.py, its ansible.module_utils.gpu_tuning being this checkout's."""
     ours = str(REPO / "module_utils")
@@ -72,7 +72,7 @@ def start(
 ) -> Running:
     """Start a module; ``prepare`` runs in its process first (a namespace, another user, a slower write)."""
     module = load(name)
-    output = tempfile.TemporaryFile("w+")  # noqa: SIM115: it outlives this call
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it outlives this call
     ready, started = os.pipe()
     pid = os.fork()
     if pid == 0:
