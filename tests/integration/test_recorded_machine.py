@@ -19,17 +19,26 @@ CPUS = "sys/devices/system/cpu"
 GPU = GPU_ADDRESSES[0]
 EVERY_FAULT = [f"--fault={kind}={address}" for kind, address in zip(FAULTS, GPU_ADDRESSES)]
 
+#: Every option and every fault, in few hosts: a GPU's faults and the CPUs' options do not meet.
 VARIANTS = {
-    "a fault on each GPU": EVERY_FAULT,
+    "a fault on each GPU": [
+        *EVERY_FAULT,
+        "--amd-pstate=active",
+        "--numa-nodes-per-socket=2",
+        "--no-rebar",
+    ],
     "all link and size faults on one GPU": [
-        f"--fault={kind}={GPU}" for kind in ("x8", "gen4", "mps128", "mrrs4096")
+        *(f"--fault={kind}={GPU}" for kind in ("x8", "gen4", "mps128", "mrrs4096")),
+        "--amd-pstate=passive",
+        "--numa-nodes-per-socket=4",
+        "--idle-links",
     ],
     "faults that exclude each other": [
-        f"--fault={kind}={GPU}" for kind in ("mrrs4096", "mrrs128", "read64", "ff")
+        *(f"--fault={kind}={GPU}" for kind in ("mrrs4096", "mrrs128", "read64", "ff")),
+        "--amd-pstate=guided",
+        "--governor=powersave",
+        "--c2-latency=400",
     ],
-    "active": ["--amd-pstate=active", "--numa-nodes-per-socket=2", "--idle-links"],
-    "passive": ["--amd-pstate=passive", "--numa-nodes-per-socket=4", "--no-rebar", "--fault=x8=0000:81:00.0"],
-    "guided": ["--amd-pstate=guided", "--governor=powersave", "--c2-latency=400"],
 }
 
 
@@ -183,7 +192,7 @@ def test_offline_cpus(tmp_path: Path) -> None:
         ("--offline-cpus=0", "'0' goes beyond 1-127"),
         ("--offline-cpus=128", "'128' goes beyond 1-127"),
         ("--offline-cpus=3,x", "'3,x' is not a CPU list"),
-        ("--boot-id=1", "invalid parse_boot_id value: '1'"),
+        ("--boot-id=1", "'1' is not a UUID"),
         ("--cmdline=a\nb", "the kernel's command line is one line"),
     ],
 )
