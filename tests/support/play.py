@@ -72,6 +72,7 @@ class Run:
 def run_playbook(scratch: Path, playbook: str, *arguments: str, **environment: str) -> Run:
     """Run a playbook from the repo's root with its own inventory; ``scratch`` is for what is collected."""
     collected = scratch / "collected.jsonl"
+    scratch.mkdir(parents=True, exist_ok=True)
     collected.unlink(missing_ok=True)
     done = subprocess.run(
         [ansible_playbook(), playbook, *arguments],
