@@ -196,9 +196,8 @@ def report(seconds: dict[str, list[float]], invocations: dict[str, int]) -> None
     print(f"\n{'way':<22} {'median s':>9} {'min':>7} {'max':>7}  runs  modules per host")
     for name, values in seconds.items():
         ran = invocations.get(name, 0)
-        print(
-            f"{name:<22} {median[name]:>9.2f} {min(values):>7.2f} {max(values):>7.2f}  {len(values):>4}  {ran or '-'}"
-        )
+        spread = f"{min(values):>7.2f} {max(values):>7.2f}"
+        print(f"{name:<22} {median[name]:>9.2f} {spread}  {len(values):>4}  {ran or '-'}")
     print(f"\nours / by hand  {median['ours'] / median['by hand']:.1f}  (at most {LIMIT_BY_HAND:.0f})")
     if "stock" in median:
         print(f"stock / ours    {median['stock'] / median['ours']:.1f}  (at least {LIMIT_STOCK:.0f})")

@@ -171,6 +171,9 @@ class MaxReadRequests(Kind):
             pcie = self._pcie(address)
         except Refused as refused:
             return row.with_status(refused.status, refused.reason)
+        if pcie.port_type == "pcie-to-pci-bridge":
+            # Bit 15 of its Device Control is no reset but a setting, and what reads is the bus behind it.
+            return row.with_status(NOT_APPLICABLE, "PCI bridge: MaxReadReq is set on the devices that read")
         row.before = pcie.max_read_request_size
         if self.value is None or self.value == row.before:
             row.reason = _state(pcie)
