@@ -167,8 +167,16 @@ def plan(
     overrides: Optional[dict[str, Any]] = None,
     run_tags: Iterable[str] = ("all",),
     skip_tags: Iterable[str] = (),
+    kinds: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return what a run does: steps, fixes, sections (arguments of host_settings). Raises PolicyError."""
+    """Return what a run does: steps, fixes, sections (arguments of host_settings). Raises PolicyError.
+
+    ``kinds`` are row kinds that a site named elsewhere (lenient, strict), checked here with the rest.
+    """
+    unknown = set(kinds) - set(KIND_OF_SECTION.values())
+    if unknown:
+        known = ", ".join(KIND_OF_SECTION.values())
+        raise PolicyError(f"{', '.join(sorted(unknown))} is no kind of row: choose from {known}")
     run_tags, skip_tags = list(run_tags), list(skip_tags)
     fixes = selected(merged(policy, overrides), run_tags, skip_tags)
     asked = steps(run_tags, skip_tags) if fixes else []

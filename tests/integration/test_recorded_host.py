@@ -25,7 +25,7 @@ SYSCTLS = {
     "net/core/rmem_max": b"16777216\n",
     "net/core/wmem_max": b"16777216\n",
 }
-APPLY = "Apply the settings"
+APPLY = "Snapshot, apply"
 MAX_READ_REQUEST = 0x70  # bits 14:12, in the second byte of Device Control
 DEVICE_CONTROL_HIGH = 0x60 + 8 + 1  # PCI Express is at 0x60 in these GPUs
 
@@ -276,3 +276,17 @@ def test_a_reboot_makes_the_rollback_refuse_until_told(tmp_path: Path) -> None:
     told = host.play("playbooks/rollback.yml", "--extra-vars", "rollback_across_boot=true")
     assert told.returncode == 0, told.output
     assert (host.root / "proc/sys/vm/swappiness").read_text() == "60\n"
+
+
+def test_an_unknown_kind_to_be_lenient_with_is_refused(host: Host, start: dict[str, Entry]) -> None:
+    run = host.tune("--extra-vars", json.dumps({"host_tuning_lenient": ["sysctls"]}))
+    assert run.returncode != 0
+    assert "sysctls is no kind of row" in " ".join(run.output.split())
+    assert host.manifest() == start
+
+
+def test_a_lenient_kind_is_reported_and_does_not_fail(tmp_path: Path) -> None:
+    host = Host(make_recorded_host(tmp_path / "host", "--fault", f"ff={GPUS[2]}"), tmp_path)
+    run = host.tune("--extra-vars", json.dumps({"host_tuning_lenient": ["pcie_mrrs"]}))
+    assert run.returncode == 0, run.output
+    assert "1 failed: max_read_request" in run.summary[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.play import Run, records, run_playbook
 
-APPLY = "Apply the settings"
+APPLY = "Snapshot, apply"
 SYSCTLS = {
     "kernel.numa_balancing": "0",
     "kernel.nmi_watchdog": "0",
