@@ -42,8 +42,8 @@ def restore(host: SmallHost, *names: str) -> dict[str, Row]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> SmallHost:
-    return small_host(tmp_path / "host", cpus=3, gpus=0)
+def host(memory_path: Path) -> SmallHost:
+    return small_host(memory_path / "host", cpus=3, gpus=0)
 
 
 # Names
@@ -101,10 +101,10 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize(("recorded", "chosen"), CHOSEN.items(), ids=CHOSEN)
-def test_a_limit_chooses_what_is_slower(tmp_path: Path, recorded: str, chosen: list[str]) -> None:
+def test_a_limit_chooses_what_is_slower(memory_path: Path, recorded: str, chosen: list[str]) -> None:
     driver, states = recorded_states(shared(f"fixtures/text/cpuidle/{recorded}.txt").read_text())
     assert bool(states) is (driver != "none")
-    host = small_host(tmp_path / "host", cpus=2, gpus=0, idle_states=states)
+    host = small_host(memory_path / "host", cpus=2, gpus=0, idle_states=states)
     apply(host, kind(host, limit=2))
     assert disabled(host) == sorted(f"cpu{cpu}/{name}" for cpu in (0, 1) for name in chosen)
     restore(host)
@@ -119,16 +119,16 @@ def test_the_table_has_every_recorded_list() -> None:
 @pytest.mark.parametrize(
     ("limit", "chosen"), [(0, ["C1E", "C6"]), (4, ["C6"]), (169, ["C6"]), (170, []), (10**9, [])]
 )
-def test_the_limit_itself_is_allowed(tmp_path: Path, limit: int, chosen: list[str]) -> None:
+def test_the_limit_itself_is_allowed(memory_path: Path, limit: int, chosen: list[str]) -> None:
     states = [("POLL", 0), ("C1", 1), ("C1E", 4), ("C6", 170)]
-    host = small_host(tmp_path / "host", cpus=1, gpus=0, idle_states=states)
+    host = small_host(memory_path / "host", cpus=1, gpus=0, idle_states=states)
     apply(host, kind(host, limit=limit))
     assert disabled(host) == [f"cpu0/{name}" for name in chosen]
 
 
-def test_numbers_mean_nothing(tmp_path: Path) -> None:
+def test_numbers_mean_nothing(memory_path: Path) -> None:
     """The same names under other numbers on another CPU, as on hosts with two sorts of cores."""
-    host = small_host(tmp_path / "host", cpus=2, gpus=0)
+    host = small_host(memory_path / "host", cpus=2, gpus=0)
     shutil.move(host.idle_state(1, 2), host.idle_state(1, 10))
     shutil.move(host.idle_state(1, 1), host.idle_state(1, 2))
     apply(host, kind(host, limit=2))
@@ -142,8 +142,8 @@ def test_a_rollback_finds_a_state_that_has_another_number(host: SmallHost) -> No
     assert disabled(host) == []
 
 
-def test_by_name(tmp_path: Path) -> None:
-    host = small_host(tmp_path / "host", cpus=1, gpus=0, idle_states=[("POLL", 0), ("haltpoll idle", 1)])
+def test_by_name(memory_path: Path) -> None:
+    host = small_host(memory_path / "host", cpus=1, gpus=0, idle_states=[("POLL", 0), ("haltpoll idle", 1)])
     rows = apply(host, kind(host, names=["haltpoll idle"]))
     assert disabled(host) == ["cpu0/haltpoll idle"]
     assert rows["cpu0/haltpoll idle"].reason == "haltpoll idle is named by the policy (exit latency 1 us)"
@@ -158,21 +158,21 @@ def test_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_one_row_says_why_nothing_is_selected(
-    tmp_path: Path,
+    memory_path: Path,
     states: list[tuple[str, int]],
     limit: int | None,
     names: list[str] | None,
     status: str,
     reason: str,
 ) -> None:
-    host = small_host(tmp_path / "host", gpus=0, idle_states=states)
+    host = small_host(memory_path / "host", gpus=0, idle_states=states)
     (row,) = kind(host, limit, names).capture()
     assert (row.id, row.status) == ("cpuidle:all", status)
     assert str(row.reason).startswith(reason)
 
 
-def test_no_cpus_at_all(tmp_path: Path) -> None:
-    (row,) = cpuidle.IdleStates(2, None, str(tmp_path)).capture()
+def test_no_cpus_at_all(memory_path: Path) -> None:
+    (row,) = cpuidle.IdleStates(2, None, str(memory_path)).capture()
     assert row.status == "not_applicable"
 
 
@@ -264,9 +264,9 @@ def test_only_what_this_tool_disabled_is_enabled_again(host: SmallHost) -> None:
     assert disabled(host) == ["cpu0/C2"]
 
 
-def test_what_someone_else_disables_later_is_left(tmp_path: Path) -> None:
+def test_what_someone_else_disables_later_is_left(memory_path: Path) -> None:
     states = [("POLL", 0), ("C1", 1), ("C2", 100), ("C3", 400)]
-    host = small_host(tmp_path / "host", cpus=1, gpus=0, idle_states=states)
+    host = small_host(memory_path / "host", cpus=1, gpus=0, idle_states=states)
     kept = journal.Journal(str(host.state_root), "boot")
     with kept.locked():
         engine.captured([kind(host)], kept)
@@ -276,9 +276,9 @@ def test_what_someone_else_disables_later_is_left(tmp_path: Path) -> None:
     assert disabled(host) == ["cpu0/C3"]
 
 
-def test_restoring_one_name_leaves_the_others(tmp_path: Path) -> None:
+def test_restoring_one_name_leaves_the_others(memory_path: Path) -> None:
     states = [("POLL", 0), ("C1", 1), ("C2", 100), ("C3", 400)]
-    host = small_host(tmp_path / "host", cpus=1, gpus=0, idle_states=states)
+    host = small_host(memory_path / "host", cpus=1, gpus=0, idle_states=states)
     apply(host, kind(host, limit=2))
     assert list(restore(host, "C3")) == ["cpu0/C3"]
     assert disabled(host) == ["cpu0/C2"]
