@@ -243,7 +243,7 @@ class Sysctls(Kind):
         """Give back the recorded text of all keys or the named ones; of a pair, write the non-zero one."""
         chosen = self._chosen(entries)
         before = {entry["target"]: entry["before"] for entry in chosen.values()}
-        self._recorded_raw = {entry["target"]: entry["raw"] for entry in chosen.values()}
+        self._recorded_raw = {e["target"]: e.get("raw", f"{e['before']}\n") for e in chosen.values()}
         self._zeroed_by_kernel = {
             name for name in before if before[name] == "0" and before.get(PARTNERS.get(name, ""), "0") != "0"
         }

@@ -189,9 +189,9 @@ def test_what_was_written_satisfies_an_exact_setting(found: str, value: str) -> 
     [("auto", "5", "minimum"), ("1 2", "5", "minimum"), ("", "5", "maximum"), ("5", "1 2", "maximum")],
 )
 def test_what_cannot_be_compared_is_a_row_and_not_written(
-    tmp_path: Path, found: str, value: str, match: str
+    memory_path: Path, found: str, value: str, match: str
 ) -> None:
-    tree = proc_sys(tmp_path, {"a.b": found})
+    tree = proc_sys(memory_path, {"a.b": found})
     (row,) = sysctl.Sysctls([sysctl.setting("a.b", value, match)], str(tree)).capture()
     assert (row.status, row.before) == ("failed", found)
     assert f"the {match}" in str(row.reason)
@@ -200,28 +200,28 @@ def test_what_cannot_be_compared_is_a_row_and_not_written(
 # Capture, apply, restore
 
 
-def proc_sys(tmp_path: Path, settings: dict[str, str]) -> Path:
+def proc_sys(memory_path: Path, settings: dict[str, str]) -> Path:
     """Write a procfs with the given keys, each text as it stands."""
     for name, text in settings.items():
-        path = tmp_path / "proc/sys" / name.replace(".", "/")
+        path = memory_path / "proc/sys" / name.replace(".", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    return tmp_path / "proc"
+    return memory_path / "proc"
 
 
-def apply(tmp_path: Path, *settings: sysctl.Setting) -> dict[str, Row]:
-    """Apply settings to the procfs in ``tmp_path`` as a run of its own."""
-    kind = sysctl.Sysctls(sysctl.checked_settings(list(settings)), str(tmp_path / "proc"))
-    kept = journal.Journal(str(tmp_path / "state"), "boot")
+def apply(memory_path: Path, *settings: sysctl.Setting) -> dict[str, Row]:
+    """Apply settings to the procfs in ``memory_path`` as a run of its own."""
+    kind = sysctl.Sysctls(sysctl.checked_settings(list(settings)), str(memory_path / "proc"))
+    kept = journal.Journal(str(memory_path / "state"), "boot")
     with kept.locked():
         kept.load()
         return {row.target: row for row in engine.applied([kind], kept)}
 
 
-def restore(tmp_path: Path, *names: str) -> dict[str, Row]:
+def restore(memory_path: Path, *names: str) -> dict[str, Row]:
     """Restore the named keys, or all."""
-    kind = sysctl.Sysctls([sysctl.setting(name) for name in names], str(tmp_path / "proc"))
-    kept = journal.Journal(str(tmp_path / "state"), "boot")
+    kind = sysctl.Sysctls([sysctl.setting(name) for name in names], str(memory_path / "proc"))
+    kept = journal.Journal(str(memory_path / "state"), "boot")
     with kept.locked():
         kept.load()
         return {row.target: row for row in engine.restored([kind], kept, check=False)}
@@ -241,30 +241,30 @@ def restore(tmp_path: Path, *names: str) -> dict[str, Row]:
         ("-1", "1", "maximum", "ok", "-1\n"),
     ],
 )
-def test_apply(tmp_path: Path, found: str, value: str, match: str, status: str, written: str) -> None:
-    proc_sys(tmp_path, {"kernel.x": found})
-    row = apply(tmp_path, sysctl.setting("kernel.x", value, match))["kernel.x"]
-    assert (row.status, (tmp_path / "proc/sys/kernel/x").read_text()) == (status, written)
+def test_apply(memory_path: Path, found: str, value: str, match: str, status: str, written: str) -> None:
+    proc_sys(memory_path, {"kernel.x": found})
+    row = apply(memory_path, sysctl.setting("kernel.x", value, match))["kernel.x"]
+    assert (row.status, (memory_path / "proc/sys/kernel/x").read_text()) == (status, written)
     assert row.after == sysctl.normalised(written)
-    restore(tmp_path)
-    assert (tmp_path / "proc/sys/kernel/x").read_text() == f"{found}\n"
+    restore(memory_path)
+    assert (memory_path / "proc/sys/kernel/x").read_text() == f"{found}\n"
 
 
-def test_a_larger_value_that_stays_says_why(tmp_path: Path) -> None:
-    proc_sys(tmp_path, {"net.core.rmem_max": "33554432"})
-    row = apply(tmp_path, sysctl.setting("net.core.rmem_max", "16777216", "minimum"))["net.core.rmem_max"]
+def test_a_larger_value_that_stays_says_why(memory_path: Path) -> None:
+    proc_sys(memory_path, {"net.core.rmem_max": "33554432"})
+    row = apply(memory_path, sysctl.setting("net.core.rmem_max", "16777216", "minimum"))["net.core.rmem_max"]
     assert row.reason == "33554432 stays: the policy asks for a minimum of 16777216"
 
 
 @pytest.mark.parametrize(
     "name", ["kernel.missing", "missing.altogether", "kernel.x.below_a_file", "kernel.folder"]
 )
-def test_a_key_that_is_not_there(tmp_path: Path, name: str) -> None:
-    proc_sys(tmp_path, {"kernel.x": "1", "kernel.folder.y": "1"})
-    row = apply(tmp_path, sysctl.setting(name, "1"))[name]
+def test_a_key_that_is_not_there(memory_path: Path, name: str) -> None:
+    proc_sys(memory_path, {"kernel.x": "1", "kernel.folder.y": "1"})
+    row = apply(memory_path, sysctl.setting(name, "1"))[name]
     assert (row.status, row.before, row.after) == ("unsupported", None, None)
-    assert f"has no {tmp_path}/proc/sys/{name.replace('.', '/')}" in str(row.reason)
-    assert not (tmp_path / "state/journal/boot.json").exists()
+    assert f"has no {memory_path}/proc/sys/{name.replace('.', '/')}" in str(row.reason)
+    assert not (memory_path / "state/journal/boot.json").exists()
 
 
 class Kernel(sysctl.Sysctls):
@@ -279,16 +279,16 @@ class Kernel(sysctl.Sysctls):
     ("match", "status"),
     [("exact", "clamped"), ("minimum", "changed"), ("maximum", "clamped")],
 )
-def test_a_value_that_the_kernel_rounds_up(tmp_path: Path, match: str, status: str) -> None:
+def test_a_value_that_the_kernel_rounds_up(memory_path: Path, match: str, status: str) -> None:
     """What is read back has to satisfy the setting, not to equal what was written."""
-    root = proc_sys(tmp_path, {"fs.pipe-max-size": "4096" if match != "maximum" else "1048576"})
+    root = proc_sys(memory_path, {"fs.pipe-max-size": "4096" if match != "maximum" else "1048576"})
     kind = Kernel([sysctl.setting("fs.pipe-max-size", "5000", match)], str(root))
     (row,) = engine.written([(kind, row) for row in kind.capture()])
     assert (row.after, row.status) == ("8192", status)
 
 
-def test_capture_alone_watches_and_never_asks(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"kernel.x": "4\t5"})
+def test_capture_alone_watches_and_never_asks(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"kernel.x": "4\t5"})
     (row,) = sysctl.Sysctls([sysctl.setting("kernel.x")], str(root)).capture()
     assert (row.before, row.desired, row.status, row.reason) == ("4 5", None, "ok", None)
 
@@ -298,14 +298,14 @@ def test_capture_alone_watches_and_never_asks(tmp_path: Path) -> None:
 DIRTY = {"vm.dirty_ratio": "20", "vm.dirty_bytes": "0"}
 
 
-def test_the_partner_is_captured_too(tmp_path: Path) -> None:
-    proc_sys(tmp_path, DIRTY)
-    rows = apply(tmp_path, sysctl.setting("vm.dirty_ratio", "5"))
+def test_the_partner_is_captured_too(memory_path: Path) -> None:
+    proc_sys(memory_path, DIRTY)
+    rows = apply(memory_path, sysctl.setting("vm.dirty_ratio", "5"))
     assert {name: row.status for name, row in rows.items()} == {
         "vm.dirty_ratio": "changed",
         "vm.dirty_bytes": "ok",
     }
-    assert "sysctl:vm.dirty_bytes" in (tmp_path / "state/journal/boot.json").read_text()
+    assert "sysctl:vm.dirty_bytes" in (memory_path / "state/journal/boot.json").read_text()
 
 
 class Pairs(sysctl.Sysctls):
@@ -319,9 +319,9 @@ class Pairs(sysctl.Sysctls):
         super().write(row)
 
 
-def test_only_the_non_zero_one_is_restored(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"vm.dirty_ratio": "0", "vm.dirty_bytes": "500000"})
-    kept = journal.Journal(str(tmp_path / "state"), "boot")
+def test_only_the_non_zero_one_is_restored(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"vm.dirty_ratio": "0", "vm.dirty_bytes": "500000"})
+    kept = journal.Journal(str(memory_path / "state"), "boot")
     with kept.locked():
         rows = engine.applied([Pairs([sysctl.setting("vm.dirty_ratio", "5")], str(root))], kept)
         assert [(row.target, row.status, row.after) for row in rows] == [
@@ -336,8 +336,8 @@ def test_only_the_non_zero_one_is_restored(tmp_path: Path) -> None:
         assert kept.entries == {}
 
 
-def test_a_partner_is_not_clamped_when_its_main_key_is_rejected(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"vm.dirty_ratio": "0", "vm.dirty_bytes": "500000"})
+def test_a_partner_is_not_clamped_when_its_main_key_is_rejected(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"vm.dirty_ratio": "0", "vm.dirty_bytes": "500000"})
     kind = Pairs([sysctl.setting("vm.dirty_ratio", "101")], str(root))
     main, partner = engine.written([(kind, row) for row in kind.capture()])
     assert main.status == "rejected"
@@ -365,13 +365,13 @@ class Locked(Pairs):
     ],
 )
 def test_a_pair_that_could_not_be_restored_stays_recorded(
-    tmp_path: Path, recorded: dict[str, str], now: dict[str, str]
+    memory_path: Path, recorded: dict[str, str], now: dict[str, str]
 ) -> None:
-    root = str(proc_sys(tmp_path, recorded))
-    kept = journal.Journal(str(tmp_path / "state"), "boot")
+    root = str(proc_sys(memory_path, recorded))
+    kept = journal.Journal(str(memory_path / "state"), "boot")
     with kept.locked():
         engine.captured([Pairs([sysctl.setting("vm.dirty_ratio")], root)], kept)
-        proc_sys(tmp_path, now)
+        proc_sys(memory_path, now)
         kept.load()
         rows = engine.restored([Locked([], root)], kept, check=False)
     assert {row.status for row in rows} == {"failed", "not_applicable"}
@@ -381,54 +381,54 @@ def test_a_pair_that_could_not_be_restored_stays_recorded(
 # What a rollback gives back
 
 
-def test_the_text_comes_back_with_every_tab(tmp_path: Path) -> None:
-    proc_sys(tmp_path, {"net.ipv4.tcp_rmem": "4096\t131072\t6291456"})
-    apply(tmp_path, sysctl.setting("net.ipv4.tcp_rmem", "4096 131072 33554432"))
-    row = restore(tmp_path)["net.ipv4.tcp_rmem"]
+def test_the_text_comes_back_with_every_tab(memory_path: Path) -> None:
+    proc_sys(memory_path, {"net.ipv4.tcp_rmem": "4096\t131072\t6291456"})
+    apply(memory_path, sysctl.setting("net.ipv4.tcp_rmem", "4096 131072 33554432"))
+    row = restore(memory_path)["net.ipv4.tcp_rmem"]
     assert (row.status, row.before) == ("changed", "4096 131072 33554432")
-    assert (tmp_path / "proc/sys/net/ipv4/tcp_rmem").read_text() == "4096\t131072\t6291456\n"
+    assert (memory_path / "proc/sys/net/ipv4/tcp_rmem").read_text() == "4096\t131072\t6291456\n"
 
 
-def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
-    proc_sys(tmp_path, {"kernel.x": ""})
-    (tmp_path / "proc/sys/kernel/x").write_bytes(b"caf\xe9\n")
-    assert apply(tmp_path, sysctl.setting("kernel.x", "tea"))["kernel.x"].status == "changed"
-    restore(tmp_path)
-    assert (tmp_path / "proc/sys/kernel/x").read_bytes() == b"caf\xe9\n"
+def test_bytes_that_are_not_utf8_come_back(memory_path: Path) -> None:
+    proc_sys(memory_path, {"kernel.x": ""})
+    (memory_path / "proc/sys/kernel/x").write_bytes(b"caf\xe9\n")
+    assert apply(memory_path, sysctl.setting("kernel.x", "tea"))["kernel.x"].status == "changed"
+    restore(memory_path)
+    assert (memory_path / "proc/sys/kernel/x").read_bytes() == b"caf\xe9\n"
 
 
-def test_the_first_value_wins_until_it_is_rolled_back(tmp_path: Path) -> None:
-    proc_sys(tmp_path, {"kernel.x": "1"})
-    apply(tmp_path, sysctl.setting("kernel.x", "2"))
-    apply(tmp_path, sysctl.setting("kernel.x", "3"))
-    assert restore(tmp_path)["kernel.x"].after == "1"
-    apply(tmp_path, sysctl.setting("kernel.x", "4"))
-    assert restore(tmp_path)["kernel.x"].after == "1"
+def test_the_first_value_wins_until_it_is_rolled_back(memory_path: Path) -> None:
+    proc_sys(memory_path, {"kernel.x": "1"})
+    apply(memory_path, sysctl.setting("kernel.x", "2"))
+    apply(memory_path, sysctl.setting("kernel.x", "3"))
+    assert restore(memory_path)["kernel.x"].after == "1"
+    apply(memory_path, sysctl.setting("kernel.x", "4"))
+    assert restore(memory_path)["kernel.x"].after == "1"
 
 
-def test_someone_elses_change_is_named(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"kernel.x": "1"})
-    apply(tmp_path, sysctl.setting("kernel.x", "2"))
+def test_someone_elses_change_is_named(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"kernel.x": "1"})
+    apply(memory_path, sysctl.setting("kernel.x", "2"))
     (root / "sys/kernel/x").write_text("7\n")
-    row = restore(tmp_path)["kernel.x"]
+    row = restore(memory_path)["kernel.x"]
     assert (row.status, row.after) == ("changed", "1")
     assert row.reason == "something else had set it since: it was 7, this tool had set 2"
 
 
-def test_restoring_named_keys_leaves_the_others(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"kernel.x": "1", "kernel.y": "1"})
-    apply(tmp_path, sysctl.setting("kernel.x", "2"), sysctl.setting("kernel.y", "2"))
-    assert list(restore(tmp_path, "kernel/y")) == ["kernel.y"]
+def test_restoring_named_keys_leaves_the_others(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"kernel.x": "1", "kernel.y": "1"})
+    apply(memory_path, sysctl.setting("kernel.x", "2"), sysctl.setting("kernel.y", "2"))
+    assert list(restore(memory_path, "kernel/y")) == ["kernel.y"]
     assert (root / "sys/kernel/x").read_text() == "2\n"
-    assert list(restore(tmp_path)) == ["kernel.x"]
+    assert list(restore(memory_path)) == ["kernel.x"]
 
 
-def test_a_key_that_has_gone_stays_recorded(tmp_path: Path) -> None:
-    root = proc_sys(tmp_path, {"kernel.x": "1"})
-    apply(tmp_path, sysctl.setting("kernel.x", "2"))
+def test_a_key_that_has_gone_stays_recorded(memory_path: Path) -> None:
+    root = proc_sys(memory_path, {"kernel.x": "1"})
+    apply(memory_path, sysctl.setting("kernel.x", "2"))
     (root / "sys/kernel/x").unlink()
-    row = restore(tmp_path)["kernel.x"]
+    row = restore(memory_path)["kernel.x"]
     assert row.status == "failed"
     assert f"{root}/sys/kernel/x" in str(row.reason)
     (root / "sys/kernel/x").write_text("2\n")
-    assert restore(tmp_path)["kernel.x"].after == "1"
+    assert restore(memory_path)["kernel.x"].after == "1"
