@@ -9,7 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# No example may depend on how busy the machine is; and none is kept on the disk.
+hypothesis.settings.register_profile("repo", deadline=None, database=None)
+hypothesis.settings.load_profile("repo")
 
 
 @pytest.fixture
