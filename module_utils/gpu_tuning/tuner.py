@@ -77,7 +77,7 @@ def _max_read_requests(arguments: Arguments) -> Kind:
 def _idle_states(arguments: Arguments) -> Kind:
     limit, names = arguments["max_exit_latency_us"], arguments["names"] or None
     if limit is not None and limit < 0:
-        raise ValueError(f"max_exit_latency_us cannot be {int(limit)}: give microseconds, 0 or more")
+        raise ValueError(f"max_exit_latency_us cannot be {limit}: give microseconds, 0 or more")
     return cpuidle.IdleStates(
         limit, None if names is None else cpuidle.checked_names(names), arguments["sysfs_root"]
     )
