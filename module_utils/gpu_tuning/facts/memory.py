@@ -4,7 +4,18 @@
 from __future__ import annotations
 
 from . import smbios
-from .reader import Facts, Host, Unknown, colon_fields, names_in, read_bytes, read_choice, read_int, read_text
+from .reader import (
+    Facts,
+    Host,
+    Unknown,
+    absent,
+    colon_fields,
+    names_in,
+    read_bytes,
+    read_choice,
+    read_int,
+    read_text,
+)
 
 
 def collect(host: Host) -> Facts:
@@ -53,7 +64,7 @@ def _dimms(host: Host) -> object:
         return table
     devices = smbios.memory_devices(table)
     if not devices:
-        return Unknown("the firmware's SMBIOS tables list no memory slots (usual in a VM)")
+        return absent("the firmware's SMBIOS tables list no memory slots (usual in a VM)")
     facts = smbios.summary(devices)
     if facts["channels"] is None:
         names = ", ".join(sorted({device["locator"] for device in devices})[:3])

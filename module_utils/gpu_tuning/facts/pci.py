@@ -7,12 +7,13 @@ import os
 import re
 from typing import Any, Optional, Union
 
-from ..pci_config import ConfigSpaceError, Link, parse_pcie
+from ..pci_config import STANDARD_SIZE, ConfigSpaceError, Link, parse_pcie
 from . import pci_extended
 from .reader import (
     Facts,
     Host,
     Unknown,
+    absent,
     link_name,
     names_in,
     read_bytes,
@@ -157,7 +158,7 @@ def _registers(config: Union[bytes, Unknown]) -> Facts:
         pcie = parse_pcie(config)
     except ConfigSpaceError as error:
         facts["responds"] = error.outcome != "not-responding"
-        facts.update({name: Unknown(str(error)) for name in names})
+        facts.update(dict.fromkeys(names, Unknown(str(error), error.outcome == "no-pcie-cap")))
     else:
         facts.update({name: getattr(pcie, name) for name in _EXPRESS})
         facts.update(pci_extended.link_control(config, pcie.offset))
@@ -167,17 +168,17 @@ def _registers(config: Union[bytes, Unknown]) -> Facts:
 
 def _beyond(config: bytes) -> Facts:
     """Return the extended capabilities; a short read says that it was short."""
+    names = ("acs", "aer_status", "resizable_bars")
+    if len(config) == STANDARD_SIZE:
+        return dict.fromkeys(names, absent("a conventional PCI function has no extended configuration space"))
     if len(config) < pci_extended.EXTENDED_SIZE:
-        lost = Unknown(
-            f"only {len(config)} bytes of the configuration space can be read: "
-            "the rest takes root's rights, or the device has none"
-        )
-        return {"acs": lost, "aer_status": lost, "resizable_bars": lost}
+        lost = f"only {len(config)} bytes of the configuration space can be read: more takes root's rights"
+        return dict.fromkeys(names, Unknown(lost))
     found = pci_extended.acs(config)
     status = pci_extended.aer_status(config)
     return {
-        "acs": Unknown("the function has no ACS capability") if found is None else found,
-        "aer_status": Unknown("the function has no AER capability") if status is None else status,
+        "acs": absent("the function has no ACS capability") if found is None else found,
+        "aer_status": absent("the function has no AER capability") if status is None else status,
         "resizable_bars": pci_extended.resizable_bars(config),
     }
 
@@ -230,6 +231,7 @@ def slot_link(path: list[Facts]) -> Facts:
     ends = [card] if port is None else [card, port]
     return {
         "port": None if port is None else port["address"],
+        "card": card["address"],
         "width": card["link_width"],
         "speed_gts": card["link_speed_gts"],
         "max_width": _least(ends, "max_link_width"),
@@ -265,7 +267,7 @@ def bars(host: Host, address: str) -> Facts:
         "unassigned": unassigned,
         "resizable_to_bytes": max(known)
         if known
-        else Unknown(f"{folder} has no resourceN_resize: no resizable BAR, or a kernel before 6.1"),
+        else absent(f"{folder} has no resourceN_resize: no resizable BAR, or a kernel before 6.1"),
     }
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Optional, Union
 
-from .reader import Facts, Host, Unknown, colon_fields, parse_ranges, read_bytes, read_text
+from .reader import Facts, Host, Unknown, absent, colon_fields, parse_ranges, read_bytes, read_text
 
 #: Environment variables that decide how GPUs talk; nothing else of an environment is reported, since
 #: environments hold secrets.
@@ -39,9 +39,11 @@ def pids(host: Host) -> list[int]:
         return []
 
 
-def commands(host: Host, numbers: Iterable[int]) -> dict[str, int]:
+def commands(host: Host, numbers: list[int]) -> Union[dict[str, int], Unknown]:
     """Return {command name, at most 15 characters: how many processes}."""
     counts: dict[str, int] = {}
+    if not numbers:
+        return Unknown(f"{host.procfs} shows no processes (a recorded machine)")
     for pid in numbers:
         name = read_text(host.proc(str(pid), "comm"))
         if not isinstance(name, Unknown):
@@ -62,10 +64,12 @@ def container_of(host: Host, pid: int) -> Optional[str]:
     return None
 
 
-def gpu_processes(host: Host, numbers: Iterable[int]) -> Union[list[Facts], Unknown]:
+def gpu_processes(host: Host, numbers: list[int]) -> Union[list[Facts], Unknown]:
     """Return the processes that hold a GPU's node open; unknown when none may be looked into."""
     found: list[Facts] = []
     refused = looked = 0
+    if not numbers:
+        return Unknown(f"{host.procfs} shows no processes (a recorded machine)")
     for pid in numbers:
         nodes = _open_gpu_nodes(host, pid)
         if nodes is None:
@@ -116,12 +120,28 @@ def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
         "cpus": cpus or lost,
         "cpu_count": len(parse_ranges(cpus)) if cpus else lost,
         "memory_nodes": fields.get("Mems_allowed_list") or lost,
+        "memory_node_list": parse_ranges(fields.get("Mems_allowed_list", "")),
         "memlock_bytes": _limit(host, pid, "Max locked memory"),
         "open_files": _limit(host, pid, "Max open files"),
         "shm_bytes": _shm_bytes(host, pid),
         "environment": environment,
         **_python(host, pid, arguments),
         "options": _options(arguments),
+    }
+
+
+def place(process: Facts, gpus: dict[str, Facts], nodes: list[Facts]) -> Facts:
+    """Return which GPUs a process holds, their NUMA nodes, and the nodes whose CPUs it may use.
+
+    ``gpus`` maps a node's name ("nvidia0") to the GPU's facts.
+    """
+    held = [gpus[name] for name in process["gpu_nodes"] if name in gpus]
+    cpus = process["cpus"]
+    allowed = set() if isinstance(cpus, Unknown) else set(parse_ranges(cpus))
+    return {
+        "gpus": [gpu["address"] for gpu in held],
+        "gpu_numa_nodes": sorted({gpu["numa_node"] for gpu in held if isinstance(gpu["numa_node"], int)}),
+        "cpu_numa_nodes": [node["id"] for node in nodes if allowed & set(parse_ranges(str(node["cpus"])))],
     }
 
 
@@ -181,10 +201,10 @@ def _shm_bytes(host: Host, pid: int) -> Union[int, Unknown]:
     mounts = [line.split() for line in text.splitlines() if len(line.split()) >= 4]
     options = [fields[3] for fields in mounts if fields[1] == "/dev/shm"]
     if not options:
-        return Unknown(f"{path} has no /dev/shm of its own")
+        return absent(f"{path} has no /dev/shm of its own")
     size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1])
     if not size:
-        return Unknown("/dev/shm has no size of its own: it may take half of the memory")
+        return absent("/dev/shm has no size of its own: it may take half of the memory")
     return int(size.group(1)) << {"": 0, "k": 10, "m": 20, "g": 30}[size.group(2)]
 
 
@@ -201,7 +221,7 @@ def _python(host: Host, pid: int, arguments: list[str]) -> Facts:
         os.path.dirname(os.path.dirname(path)) for path in ([*arguments[:1], program]) if path.startswith("/")
     ]
     return {
-        "python": version.group(1) if version else Unknown(f"{program} is not a Python"),
+        "python": version.group(1) if version else absent(f"{program} is not a Python"),
         "packages": packages(root, homes),
     }
 

@@ -2,8 +2,9 @@
 """Read what a host says in its files, and keep the reason wherever it says nothing.
 
 A topic's facts are plain dicts and lists. A value that could not be read is an ``Unknown`` with one
-sentence; ``split_unknown`` turns the whole into JSON-ready data in which such a value is None and its
-reason stands under the value's path ("gpus.0.acs") in a flat map.
+sentence; one that this host simply has not (no such file, no such capability) is an ``absent`` one.
+``split_unknown`` turns the whole into JSON-ready data in which such a value is None and its reason stands
+under the value's path ("gpus.0.acs") in a flat map.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ Facts = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """A value that could not be read; ``reason`` is one sentence that names the file and the cause."""
+    """A value that could not be read; ``reason`` is one sentence that names the file and the cause.
+
+    ``absent`` is True where there is nothing to read: the host has no such thing.
+    """
 
     reason: str
+    absent: bool = False
+
+
+def absent(reason: str) -> Unknown:
+    """Return the value of something that this host has not."""
+    return Unknown(reason, absent=True)
 
 
 Text = Union[str, Unknown]
@@ -77,7 +87,7 @@ class Host:
 def failure(path: str, error: OSError) -> Unknown:
     """Say in one sentence why a path could not be read."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unknown(f"{path} does not exist")
+        return absent(f"{path} does not exist")
     if error.errno in (errno.EACCES, errno.EPERM):
         return Unknown(f"{path} is readable with root's rights only")
     return Unknown(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
@@ -199,14 +209,15 @@ def colon_fields(text: str) -> dict[str, str]:
     return fields
 
 
-def split_unknown(value: Any, path: str = "") -> tuple[Any, dict[str, str]]:
-    """Return (the value with None for each Unknown, {path: reason}); paths are dotted."""
+def split_unknown(value: Any, path: str = "") -> tuple[Any, dict[str, Unknown]]:
+    """Return (the value with None for each Unknown, {dotted path: Unknown})."""
     if isinstance(value, Unknown):
-        return None, {path: value.reason}
+        return None, {path: value}
     if not isinstance(value, (dict, list, tuple)):
         return value, {}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    plain, unknown = [], {}
+    plain: list[tuple[Any, Any]] = []
+    unknown: dict[str, Unknown] = {}
     for key, part in pairs:
         known, reasons = split_unknown(part, f"{path}.{key}" if path else str(key))
         plain.append((key, known))
