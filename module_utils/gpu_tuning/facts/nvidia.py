@@ -130,7 +130,7 @@ def _nodes(host: Host, gpu_addresses: list[str]) -> Facts:
 def _node(path: str) -> str:
     """Return "major:minor mode" of a character node, "" where there is none."""
     try:
-        status = os.lstat(path)
+        status = os.stat(path)
     except OSError:
         return ""
     if stat.S_ISCHR(status.st_mode):
