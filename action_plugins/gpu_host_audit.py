@@ -60,7 +60,8 @@ class ActionModule(ActionBase):
 
     def _audit(self, answer: dict[str, Any], arguments: dict[str, Any], host: str) -> dict[str, Any]:
         facts = evaluate.HostFacts(answer["facts"], answer["unknown"], answer["absent"])
-        rows = evaluate.Evaluator(facts).rows(rules.load(arguments["rules_dirs"], arguments["skip_rules"]))
+        asked = rules.load(arguments["rules_dirs"], arguments["skip_rules"])
+        rows = evaluate.Evaluator().rows(asked, facts)
         before = reports.earlier(arguments["reports_root"], host, arguments["compare_with"])
         audit = document.build(host, facts, rows, before)
         folder = None

@@ -49,14 +49,19 @@ class FactEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     Dictionary entries come before methods, so that ``item.copy`` is a fact and never dict.copy.
     """
 
-    def __init__(self, host: HostFacts, strict: bool) -> None:
-        """Remember where in the facts each container is, to find the reason of a null in it."""
+    def __init__(self, strict: bool) -> None:
+        """Start without facts; ``use`` gives them."""
         super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_shown)
-        self._host = host
+        self._host = HostFacts({}, {}, {})
         self._strict = strict
-        self._places = dict(_places(host.facts, ""))
+        self._places: dict[int, str] = {}
         self.filters.update(FILTERS)
         self.globals["known"] = self.known
+
+    def use(self, host: HostFacts) -> None:
+        """Take a host's facts, and remember where in them each container is."""
+        self._host = host
+        self._places = dict(_places(host.facts, "")) if self._strict else {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an entry or attribute; see the class."""
@@ -125,30 +130,42 @@ FILTERS: dict[str, Callable[..., Any]] = {"gib": gib, "numbers": _numbers, "clea
 
 
 class Evaluator:
-    """Evaluates rules over one host's facts."""
+    """Evaluates rules over hosts' facts; each expression is compiled once."""
 
-    def __init__(self, host: HostFacts) -> None:
-        """Take one host's facts."""
-        self._names = host.facts
-        self._strict = FactEnvironment(host, strict=True)
-        self._lenient = FactEnvironment(host, strict=False)
+    def __init__(self) -> None:
+        """Start without facts."""
+        self._strict = FactEnvironment(strict=True)
+        self._lenient = FactEnvironment(strict=False)
+        self._names: dict[str, Any] = {}
+        self._expressions: dict[str, tuple[set[str], Callable[..., Any]]] = {}
+        self._templates: dict[Any, jinja2.Template] = {}
 
-    def rows(self, rules: Iterable[Rule]) -> list[dict[str, Any]]:
+    def rows(self, rules: Iterable[Rule], host: HostFacts) -> list[dict[str, Any]]:
         """Return findings, worst first, then one row for each rule that found nothing."""
-        found = [row for rule in rules for row in self.rule_rows(rule)]
+        found = [row for rule in rules for row in self.rule_rows(rule, host)]
         order = {FINDING: 0, UNKNOWN: 1, CLEAR: 2, NOT_APPLICABLE: 3}
         return sorted(found, key=lambda row: (order[row["outcome"]], SEVERITIES.index(row["severity"])))
 
-    def rule_rows(self, rule: Rule) -> list[dict[str, Any]]:
-        """Return one row per finding; else a single row that says clear, unknown or not applicable."""
+    def rule_rows(self, rule: Rule, host: HostFacts) -> list[dict[str, Any]]:
+        """Return one row per finding; else a single row that says clear, unknown or not applicable.
+
+        Raises RuleError for an expression that cannot be evaluated.
+        """
+        self._use(host)
         try:
             items = self._items(rule)
             outcomes = [self._outcome(rule, item) for item in items]
+            return self._summary(rule, outcomes)
         except UnknownFact as reason:
             return [self._row(rule, {}, reason.outcome, str(reason))]
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise RuleError(f"{rule['file']}: the rule {rule['id']} cannot be evaluated: {error}") from error
-        return self._summary(rule, outcomes)
+
+    def _use(self, host: HostFacts) -> None:
+        if self._names is not host.facts:
+            self._names = host.facts
+            self._strict.use(host)
+            self._lenient.use(host)
 
     def _summary(self, rule: Rule, outcomes: list[tuple[Any, str, str]]) -> list[dict[str, Any]]:
         findings = [self._row(rule, item, kind, reason) for item, kind, reason in outcomes if kind == FINDING]
@@ -182,16 +199,25 @@ class Evaluator:
 
     def _value(self, expression: Any, item: dict[str, Any]) -> Any:
         """Return the value of an expression; a fact that is itself unknown has no value."""
-        names = {**self._names, **item}
-        for name in jinja2.meta.find_undeclared_variables(
-            self._strict.parse("{{ " + str(expression) + " }}")
-        ):
-            if names.get(name, "") is None:
+        names, value = self._compiled(str(expression))
+        known = {**self._names, **item}
+        for name in names:
+            if known.get(name, "") is None:
                 self._strict.check("", name)
-        return self._strict.compile_expression(str(expression), undefined_to_none=False)(**names)
+        return value(**known)
+
+    def _compiled(self, expression: str) -> tuple[set[str], Callable[..., Any]]:
+        """Return (facts an expression names, the expression as a function); compiled once for all items."""
+        if expression not in self._expressions:
+            names = jinja2.meta.find_undeclared_variables(self._strict.parse("{{ " + expression + " }}"))
+            value = self._strict.compile_expression(expression, undefined_to_none=False)
+            self._expressions[expression] = (names, value)
+        return self._expressions[expression]
 
     def _text(self, template: Any, item: dict[str, Any]) -> str:
-        return clean(self._lenient.from_string(str(template)).render({**self._names, **item}))
+        if template not in self._templates:
+            self._templates[template] = self._lenient.from_string(str(template))
+        return clean(self._templates[template].render({**self._names, **item}))
 
     def _row(self, rule: Rule, item: dict[str, Any], outcome: str, reason: Optional[str]) -> dict[str, Any]:
         """Return a setting row with what the rule adds to it."""

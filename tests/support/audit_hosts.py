@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = yaml.safe_load(
     (REPO / "tests/fixtures/audit/variants.yml").read_text(encoding="utf-8")
 )
 RULES_DIR = REPO / "roles/host_audit/rules"
+RULES = rules.load([str(RULES_DIR)])
 UPSTREAM, DOWNSTREAM = 5, 6
 SWITCH_LINK = 0x00466905  # 32 GT/s x16
 Facts = evaluate.HostFacts
@@ -51,6 +52,7 @@ class AuditHosts:
         self._directory = directory
         self._trees: dict[str, Path] = {}
         self._facts: dict[str, Facts] = {}
+        self.evaluator = evaluate.Evaluator()
 
     def facts(self, variant: str) -> Facts:
         """Return a variant's facts."""
@@ -63,7 +65,7 @@ class AuditHosts:
 
     def rows(self, variant: str) -> list[dict[str, Any]]:
         """Return what the audit's own rules say about a variant."""
-        return evaluate.Evaluator(self.facts(variant)).rows(rules.load([str(RULES_DIR)]))
+        return self.evaluator.rows(RULES, self.facts(variant))
 
     @contextlib.contextmanager
     def host(self, variant: str) -> Iterator[Path]:

@@ -10,12 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support.audit_hosts import RULES_DIR, VARIANTS, AuditHosts
+from support.audit_hosts import RULES, RULES_DIR, VARIANTS, AuditHosts
 from support.play import REPO
 
-from host_audit import evaluate, rules  # isort: skip - support.audit_hosts makes it importable
-
-RULES = rules.load([str(RULES_DIR)])
 SCHEMA = json.loads((REPO / "roles/host_audit/files/rules.schema.json").read_text(encoding="utf-8"))
 by_id = pytest.mark.parametrize("rule", RULES, ids=[rule["id"] for rule in RULES])
 
@@ -25,8 +22,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> AuditHosts:
     return AuditHosts(tmp_path_factory.mktemp("audit_hosts"))
 
 
-def outcomes(rule: dict[str, Any], facts: evaluate.HostFacts) -> set[str]:
-    return {row["outcome"] for row in evaluate.Evaluator(facts).rule_rows(rule)}
+def outcomes(hosts: AuditHosts, rule: dict[str, Any], variant: str) -> set[str]:
+    return {row["outcome"] for row in hosts.evaluator.rule_rows(rule, hosts.facts(variant))}
 
 
 @pytest.mark.parametrize("path", sorted(RULES_DIR.glob("*.yml")), ids=lambda path: path.stem)
@@ -42,13 +39,13 @@ def test_there_are_enough_rules_over_all_topics() -> None:
 @by_id
 def test_a_rule_fires_where_it_should(rule: dict[str, Any], hosts: AuditHosts) -> None:
     for variant in rule["proof"]["fires"]:
-        assert "finding" in outcomes(rule, hosts.facts(variant)), variant
+        assert "finding" in outcomes(hosts, rule, variant), variant
 
 
 @by_id
 def test_a_rule_is_silent_where_it_should_be(rule: dict[str, Any], hosts: AuditHosts) -> None:
     for variant in rule["proof"]["silent"]:
-        found = outcomes(rule, hosts.facts(variant))
+        found = outcomes(hosts, rule, variant)
         assert not found & {"finding", "unknown"}, (variant, found)
 
 
@@ -60,7 +57,7 @@ def test_every_variant_is_used() -> None:
 def test_every_rule_can_be_asked_on_every_host(hosts: AuditHosts) -> None:
     """No rule breaks on any host: a fact that is missing there is 'unknown' or 'not applicable'."""
     for variant in VARIANTS:
-        rows = evaluate.Evaluator(hosts.facts(variant)).rows(RULES)
+        rows = hosts.rows(variant)
         assert {row["rule"] for row in rows} == {rule["id"] for rule in RULES}
         for row in rows:
             assert row["outcome"] == "clear" or row["reason"], row

@@ -53,6 +53,9 @@ def _facts(host: Host, more_sysctls: Iterable[str], smi_tool: Optional[str]) -> 
     machine = system.collect(host)
     cpus = cpu.collect(host)
     pcie = topology.collect(host)
+    smi = nvidia_smi.collect(host, smi_tool or nvidia_smi.find_tool(host))
+    for gpu in pcie["gpus"]:
+        gpu["smi"] = nvidia_smi.of_gpu(smi, gpu["address"])
     return {
         "schema": SCHEMA,
         "collected_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -65,7 +68,7 @@ def _facts(host: Host, more_sysctls: Iterable[str], smi_tool: Optional[str]) -> 
         "power": power.collect(host),
         **pcie,
         "iommu": iommu.collect(host, machine["kernel"]["tokens"], pcie["gpus"]),
-        "nvidia_smi": nvidia_smi.collect(host, smi_tool or nvidia_smi.find_tool(host)),
+        "nvidia_smi": smi,
         "sysctl": sysctls.collect(host, [*sysctls.DEFAULT_NAMES, *more_sysctls]),
         "kernel_log": kernel_log.collect(host),
         **_users(host, pcie["gpus"]),
