@@ -20,13 +20,12 @@ from typing import Any
 
 import host_images as images
 import yaml
+from gpu_tuning.facts import collect
+from gpu_tuning.facts.reader import Host
 from host_pci import PciFunction, PciWriter
 from host_topology import Topology
 from host_tree import HostTree
 from pci_image import Express, PciImage
-
-from gpu_tuning.facts import collect
-from gpu_tuning.facts.reader import Host
 
 from .play import REPO
 from .tree import make_recorded_host
@@ -71,7 +70,9 @@ class AuditHosts:
     def host(self, variant: str) -> Iterator[Path]:
         """Give a variant's tree for the time of a with block."""
         spec = VARIANTS[variant]
-        root = self._tree(spec.get("machine", "recorded"), [str(option) for option in spec.get("options", [])])
+        root = self._tree(
+            spec.get("machine", "recorded"), [str(option) for option in spec.get("options", [])]
+        )
         with contextlib.ExitStack() as undo:
             for kind, what in spec.items():
                 if kind in EDITS:
@@ -185,7 +186,7 @@ def _processes(root: Path, specs: list[dict[str, Any]], undo: contextlib.ExitSta
             "environ": environ.encode(),
             "status": f"Name:\t{spec['comm']}\nCpus_allowed_list:\t{spec.get('cpus', '0-127')}\n"
             f"Mems_allowed_list:\t{spec.get('nodes', '0-1')}",
-            "limits": f"Limit  Soft  Hard  Units\nMax locked memory {spec.get('memlock', 'unlimited')} x bytes\n"
+            "limits": f"Limit  Soft  Hard\nMax locked memory {spec.get('memlock', 'unlimited')} x bytes\n"
             f"Max open files {spec.get('files', 1048576)} x files",
             "mounts": f"tmpfs /dev/shm tmpfs rw,nosuid,size={spec.get('shm', '16g')} 0 0",
         }
@@ -210,8 +211,10 @@ def memory_device(locator: str, bank: str, gib: int, rated: int, configured: int
     """Return a Memory Device structure (SMBIOS 3.3, type 17)."""
     area = bytearray(0x5C)
     struct.pack_into("<BBH", area, 0, 17, len(area), 0x1000)
-    struct.pack_into("<HHH", area, 0x08, 80 if gib else 0, 64 if gib else 0, 0x7FFF if gib >= 32 else gib * 1024)
-    area[0x10], area[0x11], area[0x12], area[0x1A], area[0x1B] = 1, 2, 0x22, 3, 2
+    struct.pack_into(
+        "<HHH", area, 0x08, 80 if gib else 0, 64 if gib else 0, 0x7FFF if gib >= 32 else gib * 1024
+    )
+    area[0x10], area[0x11], area[0x12], area[0x1B] = 1, 2, 0x22, 2
     struct.pack_into("<HHH", area, 0x15, rated, 0, 0)
     struct.pack_into("<IH", area, 0x1C, gib * 1024, configured)
     area[0x1A] = 3
@@ -254,7 +257,9 @@ def _small_host(root: Path, machine: str) -> None:
     tree.file("sys/devices/system/node/node0/cpulist", "0-127")
     tree.file("sys/devices/system/node/node0/distance", "10")
     tree.file("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB")
-    top = pci.add(PciFunction("0000:00:01.1", images.root_port(0, 1, 9, link_status=0x7105), ROOT, 0, "pcieport"))
+    top = pci.add(
+        PciFunction("0000:00:01.1", images.root_port(0, 1, 9, link_status=0x7105), ROOT, 0, "pcieport")
+    )
     {"switch": _behind_switch, "card_switch": _own_switch, "riser": _narrow_slot}[machine](pci, top)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Union
 
-from .reader import Facts, Host, Unknown, absent, numbered, parse_ranges, read_text
+from .reader import Facts, Host, Unknown, absent, format_ranges, numbered, parse_ranges, read_text
 
 _MEMORY = re.compile(r"^Node \d+ (\w+):\s+(\d+) kB", re.MULTILINE)
 
@@ -34,9 +34,18 @@ def nodes(host: Host) -> list[Facts]:
     return [_node(base, number) for number in numbered(base, "node")]
 
 
+def _cpus(folder: str) -> Union[str, Unknown]:
+    """Return a node's CPUs as a list. Kernels have the mask, as lscpu reads it; not all have the list."""
+    mask = read_text(f"{folder}/cpumap")
+    if isinstance(mask, Unknown):
+        return read_text(f"{folder}/cpulist")
+    bits = int(mask.replace(",", ""), 16)
+    return format_ranges(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
 def _node(base: str, number: int) -> Facts:
     folder = f"{base}/node{number}"
-    cpus = read_text(f"{folder}/cpulist")
+    cpus = _cpus(folder)
     distances = read_text(f"{folder}/distance")
     memory = read_text(f"{folder}/meminfo")
     kilobytes = {} if isinstance(memory, Unknown) else dict(_MEMORY.findall(memory))
