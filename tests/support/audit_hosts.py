@@ -32,7 +32,9 @@ from .tree import make_recorded_host
 
 sys.path.insert(0, str(REPO / "plugin_utils"))
 
-from host_audit import evaluate, rules
+from host_audit import document, drawing, evaluate, reports, rules
+
+__all__ = ["document", "drawing", "evaluate", "reports", "rules"]
 
 VARIANTS: dict[str, dict[str, Any]] = yaml.safe_load(
     (REPO / "tests/fixtures/audit/variants.yml").read_text(encoding="utf-8")
