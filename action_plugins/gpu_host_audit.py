@@ -69,6 +69,9 @@ class ActionModule(ActionBase):
             folder = reports.write(audit, arguments["reports_root"], arguments["templates_dir"])
         if arguments["show_table"]:
             self._show(audit, folder)
+        if self._task.diff:
+            # Ansible shows the difference of changed tasks only, and an audit changes nothing.
+            self._display.display(document.difference(before, audit))
         return self._result(audit, before, folder, arguments["fail_on"])
 
     def _show(self, audit: dict[str, Any], folder: Optional[str]) -> None:

@@ -12,7 +12,7 @@ module: gpu_host_audit
 short_description: Say what holds a host's multi-GPU inference back, with evidence
 version_added: "0.1.0"
 description:
-  - Reads the host's facts with M(gpu_host_facts), the one module call it makes, and asks the rules about them
+  - Reads the host's facts with C(gpu_host_facts), the one module call it makes, and asks the rules about them
     on the controller.
   - Prints a verdict and a table, and writes C(audit.json), C(system-improve.md) and C(audit.html) to
     C(<reports_root>/<host>/<UTC time>/) on the controller. Writes nothing on the host.
@@ -83,7 +83,7 @@ options:
     type: bool
     default: true
 author:
-  - The project contributors
+  - The project contributors (!UNKNOWN)
 attributes:
   action:
     support: full
@@ -94,8 +94,6 @@ attributes:
   diff_mode:
     support: full
     description: Shows the findings against those of the earlier audit.
-seealso:
-  - module: gpu_host_facts
 """
 
 EXAMPLES = r"""

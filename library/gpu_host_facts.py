@@ -66,7 +66,7 @@ options:
       - It is not run where the driver is not loaded, since it would load it.
     type: path
 author:
-  - The project contributors
+  - The project contributors (!UNKNOWN)
 attributes:
   check_mode:
     support: full

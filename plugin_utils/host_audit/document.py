@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from typing import Any, Optional
 
@@ -104,6 +105,15 @@ def lines(rows: list[Row]) -> str:
         f"{row['severity']:4} {row['id'][8:]}: {row['reason']}" for row in rows if row["outcome"] == FINDING
     ]
     return "".join(line + "\n" for line in found)
+
+
+def difference(before: Optional[Audit], after: Audit) -> str:
+    """Return a unified difference of two audits' findings, "" when they are the same."""
+    old = lines(before["rows"]) if before else ""
+    first = f"findings of {before['created_at']}" if before else "no earlier audit"
+    names = (first, f"findings of {after['created_at']}")
+    texts = (old.splitlines(keepends=True), lines(after["rows"]).splitlines(keepends=True))
+    return "".join(difflib.unified_diff(*texts, *names, n=0))
 
 
 def table(audit: Audit) -> str:

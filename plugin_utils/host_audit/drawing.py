@@ -14,6 +14,8 @@ from .evaluate import FINDING
 from .rules import SEVERITIES
 
 BOX_W, BOX_H, GAP_X, GAP_Y, PAD = 132, 46, 14, 46, 16
+HEAD_H = 70  # the three lines of text at the top of a NUMA node
+LETTER_W = 6.3  # of the small text, on average, in pixels
 ROW_WIDTH = 1240  # NUMA nodes wrap beyond it
 _ENDPOINTS = ("gpu", "nic")
 
@@ -49,7 +51,7 @@ def topology(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     canvas = Canvas(marks)
     x, y, row_height = PAD, PAD + 24, 0
     for number, trees in nodes.items():
-        width, height = _node_size(trees)
+        width, height = _node_size(_node_lines(facts, number), trees)
         if x > PAD and x + width > ROW_WIDTH:
             x, y, row_height = PAD, y + row_height + GAP_Y, 0
         canvas.node(facts, number, trees, (x, y, width, height))
@@ -98,10 +100,11 @@ def _above(
     return parent
 
 
-def _node_size(trees: list[Device]) -> tuple[int, int]:
-    width = sum(tree.width for tree in trees) + GAP_X * max(0, len(trees) - 1) + 2 * PAD
+def _node_size(texts: list[str], trees: list[Device]) -> tuple[int, int]:
+    boxes = sum(tree.width for tree in trees) + GAP_X * max(0, len(trees) - 1)
+    words = round(LETTER_W * max(len(text) for text in texts))
     depth = max((tree.depth for tree in trees), default=0)
-    return max(260, width), 60 + depth * (BOX_H + GAP_Y)
+    return max(boxes, words) + 2 * PAD, HEAD_H + depth * (BOX_H + GAP_Y) - (GAP_Y - PAD if depth else 0)
 
 
 def _caption(facts: dict[str, Any]) -> str:
@@ -125,6 +128,7 @@ class Canvas:
 
     def finish(self, caption: str) -> str:
         """Return the whole as text; ``caption`` is what a screen reader says."""
+        self._text(PAD, PAD + 4, caption, "caption")
         size = (self._right + PAD, self._bottom + PAD)
         self._svg.set("viewBox", f"0 0 {size[0]} {size[1]}")
         self._svg.set("width", str(size[0]))
@@ -132,7 +136,6 @@ class Canvas:
         title = ElementTree.Element("title")
         title.text = "PCIe topology: " + caption
         self._svg.insert(0, title)
-        self._text(PAD, PAD + 4, caption, "caption")
         return ElementTree.tostring(self._svg, encoding="unicode")
 
     def node(
@@ -145,11 +148,11 @@ class Canvas:
         """Draw one NUMA node with its trees."""
         x, y, width, height = place
         self._rect(x, y, width, height, "node")
-        self._text(x + PAD, y + 20, _node_title(facts, number), "head")
-        self._text(x + PAD, y + 36, _node_line(facts, number), "small")
+        for line, text in enumerate(_node_lines(facts, number)):
+            self._text(x + PAD, y + 18 + 16 * line, text, "small" if line else "head")
         left = x + PAD
         for tree in trees:
-            self._tree(tree, left, y + 52)
+            self._tree(tree, left, y + HEAD_H)
             left += tree.width + GAP_X
 
     def _tree(self, device: Device, x: int, y: int) -> None:
@@ -190,12 +193,10 @@ class Canvas:
             line.set(name, str(value))
         line.set("stroke-width", "1" if inside or not width else str(1 + width // 4))
         if not inside:
-            self._text(
-                (start[0] + end[0]) // 2 + 6,
-                (start[1] + end[1]) // 2 + 4,
-                _link_text(below.facts, reduced),
-                "small",
-            )
+            # Beside the line's lower end, on the side that it does not come from.
+            left = end[0] < start[0]
+            text = _link_text(below.facts, reduced)
+            self._text(end[0] + (-8 if left else 8), end[1] - 10, text, "small end" if left else "small")
 
     def _rect(self, x: int, y: int, width: int, height: int, kind: str, round_by: int = 0) -> None:
         values = {"x": x, "y": y, "width": width, "height": height, "rx": round_by}
@@ -209,22 +210,24 @@ class Canvas:
             self._right = max(self._right, x + 7 * len(text))
 
 
-def _node_title(facts: dict[str, Any], number: Optional[int]) -> str:
+def _node_lines(facts: dict[str, Any], number: Optional[int]) -> list[str]:
+    """Return what stands at the top of a NUMA node: its name, CPUs and memory, distances."""
     nodes = facts["numa"]["nodes"] or []
     place = next((i for i, node in enumerate(nodes) if node["id"] == number), None)
     if place is None:
-        return f"NUMA node not said ({number})"
-    per_socket = facts["numa"]["nodes_per_socket"] or 1
-    return f"socket {place // per_socket} - NUMA node {number}"
-
-
-def _node_line(facts: dict[str, Any], number: Optional[int]) -> str:
-    node = next((node for node in facts["numa"]["nodes"] or [] if node["id"] == number), None)
-    if node is None:
-        return ""
+        return [f"NUMA node not said ({number})"]
+    node, per_socket = nodes[place], facts["numa"]["nodes_per_socket"] or 1
     size = node["memory_total_bytes"]
     memory = "memory unknown" if size is None else f"{round(size / (1 << 30))} GiB"
-    return f"CPUs {node['cpus']}, {memory}, distances {' '.join(map(str, node['distances']))}"
+    return [
+        f"socket {place // per_socket} - NUMA node {number}",
+        f"CPUs {node['cpus']}; {memory}",
+        f"distances {' '.join(map(str, node['distances']))}",
+    ]
+
+
+#: What is written in a bridge's box.
+_PORTS = {"root-port": "root port", "upstream-port": "switch, up", "downstream-port": "switch, down"}
 
 
 def _label(device: Device) -> str:
@@ -232,9 +235,7 @@ def _label(device: Device) -> str:
         return f"GPU {device.facts['device'][2:]}"
     if device.kind == "nic":
         return "network"
-    return (
-        str(device.facts["port_type"] or "bridge").replace("-port", " port").replace("upstream", "switch up")
-    )
+    return _PORTS.get(device.facts["port_type"], device.facts["port_type"] or "bridge")
 
 
 def _reduced(above: dict[str, Any], below: dict[str, Any]) -> bool:

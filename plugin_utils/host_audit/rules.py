@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Load rule files, and say in one sentence what is wrong with one.
 
-A rule file is YAML: ``topic`` and a list of ``rules``. roles/host_audit/README.md explains each field;
+A rule file is YAML: ``topic`` and a list of ``rules``. roles/host_audit/rules/README.md explains each field;
 roles/host_audit/files/rules.schema.json is the same for machines.
 """
 

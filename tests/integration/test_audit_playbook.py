@@ -18,7 +18,7 @@ SCHEMA = json.loads((REPO / "roles/host_audit/files/audit.schema.json").read_tex
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_recorded_host(tmp_path_factory.mktemp("audit") / "host", "--rdma")
+    return make_recorded_host(tmp_path_factory.mktemp("audit") / "host")
 
 
 def audit(host: Path | None, scratch: Path, *arguments: str, **environment: str) -> Run:

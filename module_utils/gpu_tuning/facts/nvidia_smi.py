@@ -50,7 +50,8 @@ def of_gpu(smi: Facts, address: str) -> Union[Facts, Unknown]:
     gpus = smi["gpus"]
     if isinstance(gpus, Unknown):
         return gpus
-    return gpus.get(address, absent(f"nvidia-smi does not list {address}"))
+    found: Union[Facts, Unknown] = gpus.get(address, absent(f"nvidia-smi does not list {address}"))
+    return found
 
 
 def find_tool(host: Host) -> Optional[str]:
