@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,7 +15,8 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 # An action plugin is loaded by its path and has no package; this is where its own code lies.
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "plugin_utils"))
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(REPO, "plugin_utils"))
 
 from host_audit import document, evaluate, reports, rules
 
@@ -31,7 +33,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "fail_on": {"type": "str", "choices": ["", *rules.SEVERITIES], "default": ""},
     "show_table": {"type": "bool", "default": True},
 }
+OWN_RULES = os.path.join(REPO, "roles/host_audit/rules")
 MODULE_ARGUMENTS = (*(name + "_root" for name in ROOTS), "more_sysctls", "nvidia_smi")
+
+
+EVALUATOR = evaluate.Evaluator()
+
+
+def prepare() -> None:
+    """Compile the repo's own rules. Ansible loads this file before it forks a worker for each host."""
+    with contextlib.suppress(rules.RuleError):  # said by the run itself, if these rules are asked at all
+        EVALUATOR.compile(rules.load([OWN_RULES]))
+
+
+prepare()
 
 
 class ActionModule(ActionBase):
@@ -61,7 +76,7 @@ class ActionModule(ActionBase):
     def _audit(self, answer: dict[str, Any], arguments: dict[str, Any], host: str) -> dict[str, Any]:
         facts = evaluate.HostFacts(answer["facts"], answer["unknown"], answer["absent"])
         asked = rules.load(arguments["rules_dirs"], arguments["skip_rules"])
-        rows = evaluate.Evaluator().rows(asked, facts)
+        rows = EVALUATOR.rows(asked, facts)
         before = reports.earlier(arguments["reports_root"], host, arguments["compare_with"])
         audit = document.build(host, facts, rows, before)
         folder = None

@@ -204,7 +204,9 @@ facts:
         - Driver version and kind, parameters, modules, device nodes, persistence daemon, RDMA devices.
       type: dict
     nvidia_smi:
-      description: Load, performance state, persistence mode and memory of each GPU; NVLinks.
+      description:
+        - Load, performance state, persistence mode and memory of each GPU (also as C(smi) of each of C(gpus)).
+        - How many NVLinks there are, and how many of them carry data.
       type: dict
     character_devices:
       description: Driver name to major number.
@@ -226,6 +228,11 @@ facts:
           packages (torch, NCCL, SGLang, vLLM) and those environment variables that decide how GPUs talk.
       type: list
       elements: dict
+    this_process:
+      description:
+        - The same of the module's own process. Inside a container that is the container's affinity, limits,
+          size of /dev/shm and installed packages, also while no server runs.
+      type: dict
     kernel_log:
       description: Kernel messages on GPUs, links and the IOMMU by topic, with count and first lines.
       type: dict

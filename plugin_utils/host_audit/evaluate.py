@@ -129,6 +129,10 @@ def _numbers(ranges: str) -> list[int]:
 FILTERS: dict[str, Callable[..., Any]] = {"gib": gib, "numbers": _numbers, "clean": clean}
 
 
+def _cannot(rule: Rule, error: Exception) -> RuleError:
+    return RuleError(f"{rule['file']}: the rule {rule['id']} cannot be evaluated: {error}")
+
+
 class Evaluator:
     """Evaluates rules over hosts' facts; each expression is compiled once."""
 
@@ -138,7 +142,18 @@ class Evaluator:
         self._lenient = FactEnvironment(strict=False)
         self._names: dict[str, Any] = {}
         self._expressions: dict[str, tuple[set[str], Callable[..., Any]]] = {}
-        self._templates: dict[Any, jinja2.Template] = {}
+        self._templates: dict[str, jinja2.Template] = {}
+
+    def compile(self, rules: Iterable[Rule]) -> None:
+        """Compile all that the rules hold, so that a later question finds it compiled."""
+        for rule in rules:
+            try:
+                for field in ("for_each", "applies", "when"):
+                    self._compiled(str(rule.get(field, True)))
+                for field in ("target", "evidence", "found", "desired"):
+                    self._template(str(rule.get(field, "")))
+            except jinja2.TemplateError as error:
+                raise _cannot(rule, error) from error
 
     def rows(self, rules: Iterable[Rule], host: HostFacts) -> list[dict[str, Any]]:
         """Return findings, worst first, then one row for each rule that found nothing."""
@@ -159,7 +174,7 @@ class Evaluator:
         except UnknownFact as reason:
             return [self._row(rule, {}, reason.outcome, str(reason))]
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise RuleError(f"{rule['file']}: the rule {rule['id']} cannot be evaluated: {error}") from error
+            raise _cannot(rule, error) from error
 
     def _use(self, host: HostFacts) -> None:
         if self._names is not host.facts:
@@ -215,9 +230,12 @@ class Evaluator:
         return self._expressions[expression]
 
     def _text(self, template: Any, item: dict[str, Any]) -> str:
-        if template not in self._templates:
-            self._templates[template] = self._lenient.from_string(str(template))
-        return clean(self._templates[template].render({**self._names, **item}))
+        return clean(self._template(str(template)).render({**self._names, **item}))
+
+    def _template(self, text: str) -> jinja2.Template:
+        if text not in self._templates:
+            self._templates[text] = self._lenient.from_string(text)
+        return self._templates[text]
 
     def _row(self, rule: Rule, item: dict[str, Any], outcome: str, reason: Optional[str]) -> dict[str, Any]:
         """Return a setting row with what the rule adds to it."""

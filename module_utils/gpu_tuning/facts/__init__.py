@@ -88,6 +88,7 @@ def _users(host: Host, gpus: list[Facts]) -> Facts:
         "services": services.collect(host, commands),
         "containers": containers.collect(host, majors, running),
         "gpu_processes": _gpu_processes(host, numbers, gpus, driver),
+        "this_process": processes.this_process(host),
     }
 
 

@@ -12,7 +12,17 @@ import re
 from collections.abc import Iterable
 from typing import Optional, Union
 
-from .reader import Facts, Host, Unknown, absent, colon_fields, parse_ranges, read_bytes, read_text
+from .reader import (
+    Facts,
+    Host,
+    Unknown,
+    absent,
+    colon_fields,
+    names_in,
+    parse_ranges,
+    read_bytes,
+    read_text,
+)
 
 #: Environment variables that decide how GPUs talk; nothing else of an environment is reported, since
 #: environments hold secrets.
@@ -28,6 +38,7 @@ _CONTAINER_FORMS = (
     re.compile(r"/lxc\.payload\.(?P<lxc>[^/]+)"),
     re.compile(r"/(?:docker[/-]|libpod-)(?P<docker>[0-9a-f]{12})"),
 )
+_USUAL_VENVS = ("/root/venv", "/root/.venv", "/venv", "/sgl-workspace/.venv")
 _MOST = 64  # processes with a GPU that are described
 
 
@@ -51,7 +62,7 @@ def commands(host: Host, numbers: list[int]) -> Union[dict[str, int], Unknown]:
     return counts
 
 
-def container_of(host: Host, pid: int) -> Optional[str]:
+def container_of(host: Host, pid: Union[int, str]) -> Optional[str]:
     """Return "lxc:<name>" or "docker:<id>" of a process's cgroup, None for the host's own."""
     text = read_text(host.proc(str(pid), "cgroup"))
     if isinstance(text, Unknown):
@@ -104,7 +115,7 @@ def _open_gpu_nodes(host: Host, pid: int) -> Optional[list[str]]:
     return sorted(nodes)
 
 
-def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
+def describe(host: Host, pid: Union[int, str], nodes: list[str]) -> Facts:
     """Return what one GPU process runs on and in; see the module's RETURN for the fields."""
     arguments = _arguments(host, pid)
     environment = _environment(host, pid)
@@ -130,6 +141,20 @@ def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
     }
 
 
+def this_process(host: Host) -> Union[Facts, Unknown]:
+    """Return what the audit's own process runs on and in.
+
+    Inside a container that is the container: its affinity, limits, /dev/shm, and the packages that are
+    installed in the usual places, also while no server runs.
+    """
+    if not os.path.isdir(host.proc("self")):
+        return absent(f"{host.proc('self')} does not exist (a recorded machine)")
+    top = os.path.dirname(host.usr)
+    homes = [os.path.join("/opt", name) for name in names_in(os.path.join(top, "opt"))]
+    found = packages(top, [*homes, *_USUAL_VENVS])
+    return {**describe(host, "self", []), "packages": found}
+
+
 def place(process: Facts, gpus: dict[str, Facts], nodes: list[Facts]) -> Facts:
     """Return which GPUs a process holds, their NUMA nodes, and the nodes whose CPUs it may use.
 
@@ -145,12 +170,12 @@ def place(process: Facts, gpus: dict[str, Facts], nodes: list[Facts]) -> Facts:
     }
 
 
-def _arguments(host: Host, pid: int) -> list[str]:
+def _arguments(host: Host, pid: Union[int, str]) -> list[str]:
     content = read_bytes(host.proc(str(pid), "cmdline"))
     return [] if isinstance(content, Unknown) else content.decode("utf-8", "replace").split("\0")[:-1]
 
 
-def _environment(host: Host, pid: int) -> Union[dict[str, str], Unknown]:
+def _environment(host: Host, pid: Union[int, str]) -> Union[dict[str, str], Unknown]:
     content = read_bytes(host.proc(str(pid), "environ"))
     if isinstance(content, Unknown):
         return content
@@ -179,7 +204,7 @@ def _options(arguments: list[str]) -> Facts:
     return found
 
 
-def _limit(host: Host, pid: int, name: str) -> Union[int, Unknown]:
+def _limit(host: Host, pid: Union[int, str], name: str) -> Union[int, Unknown]:
     """Return a soft limit; "unlimited" is -1."""
     path = host.proc(str(pid), "limits")
     text = read_text(path)
@@ -192,7 +217,7 @@ def _limit(host: Host, pid: int, name: str) -> Union[int, Unknown]:
     return Unknown(f"{path} has no {name!r}")
 
 
-def _shm_bytes(host: Host, pid: int) -> Union[int, Unknown]:
+def _shm_bytes(host: Host, pid: Union[int, str]) -> Union[int, Unknown]:
     """Return the size of the process's /dev/shm; without a size option a tmpfs takes half the memory."""
     path = host.proc(str(pid), "mounts")
     text = read_text(path)
@@ -208,7 +233,7 @@ def _shm_bytes(host: Host, pid: int) -> Union[int, Unknown]:
     return int(size.group(1)) << {"": 0, "k": 10, "m": 20, "g": 30}[size.group(2)]
 
 
-def _python(host: Host, pid: int, arguments: list[str]) -> Facts:
+def _python(host: Host, pid: Union[int, str], arguments: list[str]) -> Facts:
     """Return the Python version and the packages that decide performance, as installed for a process."""
     root = host.proc(str(pid), "root")
     try:
