@@ -205,7 +205,7 @@ facts:
       type: dict
     nvidia_smi:
       description:
-        - Load, performance state, persistence mode and memory of each GPU (also as C(smi) of each of C(gpus)).
+        - Load, performance state, persistence mode and memory of each GPU, also as C(smi) of each GPU.
         - How many NVLinks there are, and how many of them carry data.
       type: dict
     character_devices:
