@@ -182,7 +182,10 @@ def writable(path: str) -> bool:
     """
     if os.geteuid() == 0:
         return os.access(path, os.W_OK)
-    return bool(os.stat(path).st_mode & stat.S_IWUSR) and not os.statvfs(path).f_flag & os.ST_RDONLY
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IWUSR) and not os.statvfs(path).f_flag & os.ST_RDONLY
+    except OSError:
+        return False
 
 
 def diff(rows: Iterable[Row]) -> list[dict[str, Any]]:

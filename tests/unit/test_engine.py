@@ -264,6 +264,14 @@ def test_a_kill_after_any_call_leaves_the_old_or_the_new_value(
     assert path.read_text().strip() in (before.strip(), value.strip())
 
 
+@pytest.mark.parametrize("user", [0, 65534])
+def test_a_file_that_has_gone_is_not_writable(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert engine.writable(str(memory_path / "missing")) is False
+
+
 def test_a_missing_attribute_is_not_made(memory_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text(str(memory_path / "missing"), "1\n")
