@@ -19,7 +19,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "module_utils"))
-from gpu_tuning.lxc_repair import Request, run  # noqa: E402
+from gpu_tuning.lxc_repair import Request, run
 
 OLD = "Character devices:\n195 nvidia\n504 nvidia-uvm\n507 nvidia-caps\n"
 NOW = "Character devices:\n195 nvidia\n509 nvidia-uvm\n237 nvidia-caps\n"
@@ -33,13 +33,6 @@ CONFIG = "".join(
         ),
     ]
 )
-PLAY = [
-    {
-        "hosts": "localhost",
-        "gather_facts": False,
-        "tasks": [{"name": "Repair", "lxc_cgroup_devices": "{{ arguments }}", "register": "result"}],
-    }
-]
 
 
 def make_host(root: Path, containers: int) -> dict[str, str]:
@@ -67,7 +60,15 @@ def play(root: Path, arguments: dict[str, str]) -> None:
     playbook = root / "play.yml"
     task = {"name": "Repair", "lxc_cgroup_devices": arguments}
     playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
-    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}"]
+    command = [
+        "ansible-playbook",
+        "-i",
+        "localhost,",
+        "-c",
+        "local",
+        "-e",
+        f"ansible_python_interpreter={sys.executable}",
+    ]
     subprocess.run([*command, str(playbook)], cwd=REPO, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -77,15 +78,18 @@ def main() -> None:
     parser.add_argument("--containers", type=int, default=200)
     containers = parser.parse_args().containers
     print(f"{containers} containers, all stale, in one call")
-    for name in ("logic alone", "as a playbook"):
-        with tempfile.TemporaryDirectory() as directory:
-            root = Path(directory)
-            arguments = make_host(root, containers)
-            request = Request(**arguments)  # type: ignore[arg-type]
-            work = (lambda: run(request)) if name == "logic alone" else (lambda: play(root, arguments))
-            repair, again = seconds(work), seconds(work)
-            left = sum("504" in path.read_text() for path in (root / "pve" / "lxc").iterdir())
-            print(f"{name:14} repair {repair:6.2f} s, second run {again:6.2f} s, left stale: {left}")
+    measure("logic alone", containers, lambda _root, arguments: run(Request(**arguments)))  # type: ignore[arg-type]
+    measure("as a playbook", containers, play)
+
+
+def measure(name: str, containers: int, work: Callable[[Path, dict[str, str]], object]) -> None:
+    """Print how long a repair and a second run without change take."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        arguments = make_host(root, containers)
+        repair, again = seconds(lambda: work(root, arguments)), seconds(lambda: work(root, arguments))
+        left = sum("504" in path.read_text() for path in (root / "pve" / "lxc").iterdir())
+        print(f"{name:14} repair {repair:6.2f} s, second run {again:6.2f} s, left stale: {left}")
 
 
 if __name__ == "__main__":

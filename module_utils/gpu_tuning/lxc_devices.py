@@ -142,7 +142,7 @@ class _Diagnosis:
         self.paths = grammar.device_paths(self.config)
         self.mounted = _classes([path for path in self.paths if not path.passthrough], host)
         self.passed = _classes([path for path in self.paths if path.passthrough], host)
-        self.readings = self._infer([self._read(rule) for rule in self._numbered()])
+        self.readings = self._doubt(self._infer([self._read(rule) for rule in self._numbered()]))
         self.rows: list[DeviceRow] = []
 
     def _numbered(self) -> list[Rule]:
@@ -235,6 +235,25 @@ class _Diagnosis:
         meaning = dict(zip(unknown, lacking))
         return [
             self._inferred(reading, meaning[_major(reading.rule)]) if reading in open_ones else reading
+            for reading in readings
+        ]
+
+    def _doubt(self, readings: list[Reading]) -> list[Reading]:
+        """Take back moves to a driver the config has nothing to do with, while a mounted class lacks a rule.
+
+        Such a number may have been stale already when the map was recorded.
+        """
+        if not self._lacking(readings):
+            return readings
+        known = self._named_drivers()
+        return [
+            dataclasses.replace(
+                reading, verdict=_FOREIGN if reading.owners else _UNKNOWN, name="", target=None
+            )
+            if reading.verdict == MOVED
+            and not devices.is_gpu_class(reading.name)
+            and reading.name not in known
+            else reading
             for reading in readings
         ]
 
@@ -439,30 +458,26 @@ class _Diagnosis:
         for reading in self.readings:
             if reading.verdict in (_UNKNOWN, _FOREIGN):
                 grouped.setdefault(_major(reading.rule), []).append(reading)
+        suspicious = has_gpu and self._wants_a_rule()
         for major, readings in grouped.items():
             owners = ", ".join(readings[0].owners)
             if owners and not has_gpu:
                 continue
-            if owners:
-                cause = (
-                    f"{major} now belongs to {owners}, and nothing says that the container is meant to have "
-                    "it"
-                )
-                cause = f"{cause} (security)"
-            else:
-                cause = f"{major} belongs to no driver now, and nothing recorded says which one it meant"
+            failed = has_gpu if owners else suspicious
             self._add(
                 f"major-{major}",
                 FOREIGN if owners else STALE,
-                status.FAILED if has_gpu else status.NOT_APPLICABLE,
+                status.FAILED if failed else status.NOT_APPLICABLE,
                 before=str(major),
                 after=str(major),
-                reason=(
-                    f"{_places(readings)}: {cause}; nothing of it was changed: give recorded_devices (a copy "
-                    "of "
-                    f"/proc/devices from before) or correct the rule by hand"
-                ),
+                reason=f"{_places(readings)}: {messages.unknown_reason(major, owners)}",
             )
+
+    def _wants_a_rule(self) -> bool:
+        """Return whether a class of the container has no rule: an unknown number may be its old one."""
+        given = {reading.name for reading in self.readings} | set(self.passed)
+        uvm_lacks = "nvidia" in self._classes() and "nvidia-uvm" not in given
+        return bool(self._lacking(self.readings)) or uvm_lacks
 
     def _enforcement_rows(self, has_gpu: bool) -> None:
         reason = messages.why_not_enforced(self.effect, self.host.family, has_gpu)

@@ -37,6 +37,26 @@ def why_not_enforced(effect: Enforcement, family: str, has_gpu: bool) -> str:
     return ""
 
 
+def unknown_reason(major: int, owners: str) -> str:
+    """Return why nothing was changed of a number whose meaning cannot be known."""
+    if owners:
+        cause = (
+            f"{major} now belongs to {owners}, and nothing says that the container is meant to have it "
+            "(security)"
+        )
+    else:
+        cause = (
+            f"{major} belongs to no driver now, and nothing recorded says which one it meant; the next "
+            "driver that "
+            "gets the number is open to the container"
+        )
+    return (
+        f"{cause}; nothing of it was changed: give recorded_devices (a copy of /proc/devices from before), "
+        "or "
+        "correct or remove the rule by hand"
+    )
+
+
 def dead_line_reason(line: grammar.Line, config_format: str) -> str:
     """Return why a whole line has no effect."""
     parser = "Proxmox" if config_format == grammar.PROXMOX else "LXC"

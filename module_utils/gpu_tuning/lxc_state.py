@@ -81,8 +81,10 @@ def load_record(state_root: str) -> Record:
     """
     path = state_path(state_root, make=False)
     try:
-        with open(path, encoding="utf-8") as handle:
-            text = handle.read(_MAX_SIZE)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, encoding="utf-8") as stream:
+            _check_owner(os.fstat(stream.fileno()), path)
+            text = stream.read(_MAX_SIZE)
     except FileNotFoundError:
         return Record()
     except (OSError, UnicodeDecodeError) as error:
@@ -90,6 +92,14 @@ def load_record(state_root: str) -> Record:
             f"the record {path} cannot be read: {error}; move it away to begin a new one"
         ) from error
     return _parse_record(text, path)
+
+
+def _check_owner(found: os.stat_result, path: str) -> None:
+    # What it says decides which devices a container gets.
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise RecordError(
+            f"the record {path} can be written by others than root, so it is not believed; remove it"
+        )
 
 
 def _parse_record(text: str, path: str) -> Record:

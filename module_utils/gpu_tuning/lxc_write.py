@@ -140,6 +140,8 @@ def proxmox_lock(
     path = os.path.join(lock_root, f"pve-config-{container_id}.lock")
     try:
         os.makedirs(lock_root, mode=0o755, exist_ok=True)
+        if os.path.islink(lock_root):  # /run/lock may be open to everybody
+            raise OSError(errno.ELOOP, "its directory is a symbolic link")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise WriteRefused(

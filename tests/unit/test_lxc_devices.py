@@ -128,6 +128,21 @@ def test_the_recorded_meaning_of_a_rule_outlives_an_overwritten_map() -> None:
     assert plan.remembered(repaired=False) == {"c 504:* rwm": "nvidia-uvm"}
 
 
+def test_an_unowned_number_in_excess_is_named_but_no_failure() -> None:
+    text = f"{ALLOW}: c 509:* rwm\n{ALLOW}: c 500:* rwm\n{UVM}"
+    row = _row(_plan(text), "major-500")
+    assert (row.finding, row.status) == ("stale", status.NOT_APPLICABLE)
+
+
+def test_a_strange_recorded_driver_is_not_followed_while_a_mounted_class_lacks_a_rule() -> None:
+    old, now = Majors({"rtc": (508,)}), Majors({"rtc": (510,), "nvidia-uvm": (509,)})
+    doubtful = _plan(f"{ALLOW}: c 508:* rwm\n{UVM}", _host(now, old))
+    assert doubtful.edits == []
+    assert _row(doubtful, "major-508").status == status.FAILED
+    plain = _plan(f"{ALLOW}: c 508:* rwm\n{ALLOW}: c 509:* rwm\n{UVM}", _host(now, old))
+    assert [edit.new for edit in plain.edits] == ["510"]
+
+
 def test_an_unknown_number_does_not_become_known_by_being_recorded_once() -> None:
     text = f"{ALLOW}: c 511:* rwm\n{UVM}"
     first = _plan(text, _host(old=None))

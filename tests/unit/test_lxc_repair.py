@@ -286,6 +286,23 @@ def test_a_damaged_record_is_named(site: Site) -> None:
         site.run()
 
 
+def test_a_record_that_others_can_write_is_not_believed(site: Site) -> None:
+    site.config("101", STALE)
+    site.run()
+    (site.root / "state" / "device-majors.json").chmod(0o666)
+    with pytest.raises(BadInput, match="not believed"):
+        site.run()
+
+
+def test_a_lock_directory_that_is_a_link_is_refused(site: Site) -> None:
+    path = site.config("101", STALE)
+    (site.root / "elsewhere").mkdir()
+    (site.root / "lock").symlink_to("elsewhere")
+    assert "symbolic link" in site.run().errors[0]
+    assert path.read_text() == STALE
+    assert list((site.root / "elsewhere").iterdir()) == []
+
+
 def test_the_record_makes_the_next_repair_certain(site: Site) -> None:
     text = f"{ALLOW}: c 504:* rwm\n{ALLOW}: c 507:0 r\n"
     path = site.config("101", text)
