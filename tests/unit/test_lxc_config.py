@@ -127,7 +127,7 @@ def test_the_format_is_found(path: str, text: str, expected: str) -> None:
     assert grammar.detect_format(path, text) == expected
 
 
-@given(st.text(), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.text(max_size=5))))
+@given(st.text(), st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5), st.text(max_size=5))))
 def test_edits_touch_only_their_spans(text: str, wanted: list[tuple[int, int, str]]) -> None:
     edits, position = [], 0
     for gap, length, new in wanted:

@@ -317,6 +317,17 @@ def test_the_record_makes_the_next_repair_certain(site: Site) -> None:
     assert site.run(recorded_devices=None).changed is False
 
 
+def test_a_recorded_map_that_stays_pinned_is_used_once(site: Site) -> None:
+    """The second boot's numbers must not be read with the first boot's map again."""
+    path = site.config("101", f"{ALLOW}: c 504:* rwm\n{ALLOW}: c 507:0 r\n")
+    site.devices("Character devices:\n507 nvidia-uvm\n504 nvidia-caps\n")
+    site.run()
+    assert path.read_text() == f"{ALLOW}: c 507:* rwm\n{ALLOW}: c 504:0 r\n"
+    site.devices("Character devices:\n505 nvidia-uvm\n506 nvidia-caps\n")
+    site.run()
+    assert path.read_text() == f"{ALLOW}: c 505:* rwm\n{ALLOW}: c 506:0 r\n"
+
+
 def test_the_record_given_as_recorded_devices_is_the_record(site: Site) -> None:
     path = site.config("101", STALE)
     site.devices(OLD)
