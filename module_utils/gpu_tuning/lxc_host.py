@@ -21,7 +21,8 @@ from . import lxc_messages as messages
 from . import proc_devices as devices
 from . import rows as status
 from .lxc_config import DevicePath
-from .lxc_devices import Container, DeviceRow, Plan
+from .lxc_devices import DeviceRow, Plan
+from .lxc_readings import MOVED, Container
 from .lxc_rules import Rule
 
 COMMAND_TIMEOUT_SECONDS = 60
@@ -183,9 +184,7 @@ def apply_live(plan: Plan) -> tuple[str, str]:
 
     Old rules are taken away before new ones are given, so that swapped majors end right.
     """
-    moved = [
-        reading for reading in plan.readings if reading.verdict == logic.MOVED and reading.rule.line.number
-    ]
+    moved = [reading for reading in plan.readings if reading.verdict == MOVED and reading.rule.line.number]
     if not moved or not plan.enforced:
         return NOTHING_TO_APPLY, ""
     if not all(reading.rule.allow for reading in moved):

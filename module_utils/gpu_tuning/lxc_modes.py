@@ -18,7 +18,8 @@ from . import lxc_devices as logic
 from . import proc_devices as devices
 from . import rows as status
 from .lxc_config import DevicePath, Edit, Line
-from .lxc_devices import Host, Plan, Reading
+from .lxc_devices import Plan
+from .lxc_readings import Host, Reading
 from .proc_devices import Node
 
 REPAIR, MAJOR_FREE, DEVN = "repair", "major_free", "devn"

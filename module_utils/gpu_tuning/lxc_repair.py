@@ -16,7 +16,8 @@ from . import lxc_devices as logic
 from . import lxc_host, lxc_modes
 from . import lxc_write as files
 from . import rows as status
-from .lxc_devices import Container, DeviceRow, Host, Plan
+from .lxc_devices import DeviceRow, Plan
+from .lxc_readings import MOVED, Container, Host
 from .lxc_rules import V1, V2, Includes
 from .lxc_state import load_record, save_record, state_path
 from .lxc_write import ConfigError, Source, WriteRefused
@@ -446,7 +447,7 @@ class _Run:
     def _summary(self, job: _Job) -> dict[str, Any]:
         container = job.plan.container
         planned = self.request.state == REPAIRED and bool(job.plan.edits) and job.refusal is None
-        moved = any(reading.verdict == logic.MOVED for reading in job.plan.readings)
+        moved = any(reading.verdict == MOVED for reading in job.plan.readings)
         devn = self.request.mode == lxc_modes.DEVN
         return {
             "name": container.name,

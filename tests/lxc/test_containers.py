@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_tuning import lxc_config, lxc_devices, lxc_host, proc_devices
+from gpu_tuning import lxc_config, lxc_devices, lxc_host, lxc_readings, proc_devices
 
 REPO = Path(__file__).resolve().parents[2]
 MAJOR = 203
@@ -181,10 +181,10 @@ def _plan(site: Site, config: Path, *nodes: str) -> lxc_devices.Plan:
     mounts = "".join(f"lxc.mount.entry = /dev/{node} dev/{node} none bind,optional\n" for node in nodes)
     parsed = lxc_config.parse(config.read_text() + mounts, "lxc")
     family = "cgroup1" if _family() == "cgroup" else "cgroup2"
-    host = lxc_devices.Host(
+    host = lxc_readings.Host(
         proc_devices.parse_proc_devices(NOW), dev_root=str(site.node.parent), family=family
     )
-    return lxc_devices.diagnose(lxc_devices.Container("gpu", str(config), parsed), host)
+    return lxc_devices.diagnose(lxc_readings.Container("gpu", str(config), parsed), host)
 
 
 def _inside(site: Site, script: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_tuning import lxc_config, lxc_devices, proc_devices
+from gpu_tuning import lxc_config, lxc_devices, lxc_readings, proc_devices
 from gpu_tuning.lxc_state import Record
 from support.lxc_cases import CASES, Case, cases, faults
 from support.shared import shared
@@ -12,8 +12,8 @@ from support.shared import shared
 PATH = "/etc/pve/lxc/101.conf"
 
 
-def _host(case: Case, record: Record | None = None) -> lxc_devices.Host:
-    return lxc_devices.Host(
+def _host(case: Case, record: Record | None = None) -> lxc_readings.Host:
+    return lxc_readings.Host(
         proc_devices.parse_proc_devices(case.devices),
         record or Record(),
         proc_devices.parse_recorded(case.old_devices, "proc_devices.old"),
@@ -21,9 +21,9 @@ def _host(case: Case, record: Record | None = None) -> lxc_devices.Host:
     )
 
 
-def _plan(case: Case, config: bytes, host: lxc_devices.Host) -> lxc_devices.Plan:
+def _plan(case: Case, config: bytes, host: lxc_readings.Host) -> lxc_devices.Plan:
     parsed = lxc_config.parse(config.decode("latin-1"), case.format)
-    return lxc_devices.diagnose(lxc_devices.Container("101", PATH, parsed), host)
+    return lxc_devices.diagnose(lxc_readings.Container("101", PATH, parsed), host)
 
 
 def _repair_twice(case: Case) -> tuple[lxc_devices.Plan, lxc_devices.Plan, bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_tuning import lxc_config as grammar
 from gpu_tuning import lxc_devices as logic
+from gpu_tuning import lxc_readings
 from gpu_tuning import rows as status
 from gpu_tuning.lxc_rules import V1
 from gpu_tuning.lxc_state import Record
@@ -23,13 +24,15 @@ UVM = "lxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create
 CAPS = "lxc.mount.entry: /dev/nvidia-caps dev/nvidia-caps none bind,optional,create=dir\n"
 
 
-def _host(now: Majors = NOW, old: Majors | None = OLD, **more: object) -> logic.Host:
-    host = logic.Host(now, explicit=old, dev_root="/nonexistent", nodes_known=False)
+def _host(now: Majors = NOW, old: Majors | None = OLD, **more: object) -> lxc_readings.Host:
+    host = lxc_readings.Host(now, explicit=old, dev_root="/nonexistent", nodes_known=False)
     return dataclasses.replace(host, **more)  # type: ignore[arg-type]
 
 
-def _plan(text: str, host: logic.Host | None = None, config_format: str = grammar.PROXMOX) -> logic.Plan:
-    container = logic.Container("101", PATH, grammar.parse(text, config_format))
+def _plan(
+    text: str, host: lxc_readings.Host | None = None, config_format: str = grammar.PROXMOX
+) -> logic.Plan:
+    container = lxc_readings.Container("101", PATH, grammar.parse(text, config_format))
     return logic.diagnose(container, host or _host())
 
 

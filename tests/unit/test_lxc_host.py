@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gpu_tuning import lxc_boot, lxc_config, lxc_devices, lxc_host, lxc_repair
+from gpu_tuning import lxc_boot, lxc_config, lxc_devices, lxc_host, lxc_readings, lxc_repair
 from gpu_tuning.lxc_repair import Request
 from gpu_tuning.proc_devices import Majors
 
@@ -129,12 +129,12 @@ def test_the_vendors_flags(paths: list[str], flags: list[str]) -> None:
 
 
 def _moved_plan(text: str) -> lxc_devices.Plan:
-    host = lxc_devices.Host(
+    host = lxc_readings.Host(
         Majors({"nvidia-uvm": (507,), "nvidia-caps": (504,)}),
         explicit=Majors({"nvidia-uvm": (504,), "nvidia-caps": (507,)}),
         nodes_known=False,
     )
-    container = lxc_devices.Container("101", "/etc/pve/lxc/101.conf", lxc_config.parse(text, "proxmox"))
+    container = lxc_readings.Container("101", "/etc/pve/lxc/101.conf", lxc_config.parse(text, "proxmox"))
     return lxc_devices.diagnose(container, host)
 
 
