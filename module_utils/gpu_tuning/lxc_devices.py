@@ -61,8 +61,8 @@ class Plan:
     """The outcome of a diagnosis: rows, the edits of the repair, and what each rule means.
 
     ``meanings`` maps the text of each rule as it is now to its driver (None: unknown); ``renamed`` maps
-    the texts that the edits change to their new ones; ``classes`` are the device
-    classes it means to have, ``passed`` those of devN lines; ``enforced``: the rules restrict at all.
+    the texts that the edits change to their new ones; ``classes`` are the device classes it means to
+    have, ``passed`` those of devN lines; ``enforced``: the rules restrict at all.
     """
 
     container: Container
@@ -126,6 +126,7 @@ class _Diagnosis(Facts):
             renamed,
             tuple(classes),
             self.effect.enforced,
+            self.passed,
         )
 
     def _edits(self) -> tuple[list[Edit], dict[str, str]]:
@@ -229,8 +230,8 @@ class _Diagnosis(Facts):
         foreign = self._foreign_owners(mine)
         left = f"; {_places(mine)} was left as it is, because its new major is unknown" if mine else ""
         reason = (
-            f"{name} is not registered in /proc/devices: its driver is not loaded{left}; "
-            f"load it ({messages.load_hint(name)}) and run again"
+            f"{name} is not registered in /proc/devices: its driver is not loaded{left}; load it "
+            f"({messages.load_hint(name)}) and run again"
         )
         if foreign:
             self._add(
@@ -268,10 +269,9 @@ class _Diagnosis(Facts):
         key = f"lxc.{'cgroup2' if self.host.family == V2 else 'cgroup'}.devices.allow"
         colon = ":" if self.config.format == grammar.PROXMOX else " ="
         return (
-            f"no rule in force lets the container open {nodes} ({name}, major {major}): opening gives EPERM; "
-            "nothing "
-            f"was added, because a rule that was never there is not ours to guess; add '{key}{colon} c "
-            f"{major}:* rwm'"
+            f"no rule in force lets the container open {nodes} ({name}, major {major}): opening gives "
+            "EPERM; nothing was added, because a rule that was never there is not ours to guess; add "
+            f"'{key}{colon} c {major}:* rwm'"
         )
 
     def _unknown_rows(self, has_gpu: bool) -> None:
@@ -315,8 +315,7 @@ class _Diagnosis(Facts):
                 status.UNSUPPORTED,
                 reason=(
                     f"{dead}.* has no effect on a {theirs} host: line {numbers} of {self.container.path} "
-                    "gives the "
-                    f"container nothing and was left as it is; write {mine}.devices.allow instead"
+                    f"gives the container nothing and was left as it is; write {mine}.devices.allow instead"
                 ),
             )
 
@@ -354,8 +353,7 @@ class _Diagnosis(Facts):
                 status.NOT_APPLICABLE,
                 reason=(
                     f"{what} still carries old majors; {then} ({', '.join(moved)}); it was left as it is, "
-                    "run the "
-                    f"repair again after that"
+                    "run the repair again after that"
                 ),
             )
 
@@ -399,9 +397,8 @@ class _Diagnosis(Facts):
                 before=shown,
                 after=shown,
                 reason=(
-                    f"{path.path} is a node of major {node.major}, but {name} is {majors[0]} now: remove the "
-                    "node and "
-                    f"create it anew ({messages.node_hint(name, path.path)})"
+                    f"{path.path} is a node of major {node.major}, but {name} is {majors[0]} now: remove "
+                    f"the node and create it anew ({messages.node_hint(name, path.path)})"
                 ),
             )
         elif self._mode_refuses(node, path):

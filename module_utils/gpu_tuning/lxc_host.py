@@ -26,6 +26,7 @@ from .lxc_readings import MOVED, Container
 from .lxc_rules import Rule
 
 COMMAND_TIMEOUT_SECONDS = 60
+DRIVER_KIND = "lxc_driver"
 _LOADABLE = ("nvidia", "nvidia-uvm")
 _HELPER = "nvidia-modprobe"
 
@@ -77,8 +78,12 @@ def missing_nodes(plans: Iterable[Plan], dev_root: str) -> list[str]:
     )
 
 
-def load_driver(name: str, check: bool) -> DeviceRow:
-    """Load one driver with modprobe; the row says what came of it."""
+def load_driver(name: str, check: bool, gpu_found: bool) -> DeviceRow:
+    """Load one driver with modprobe; the row says what came of it.
+
+    ``gpu_found``: the host's NVIDIA driver is there, so that a failure is one. Without it the host may
+    have no such GPU, and only a helper script's rules ask for it.
+    """
     row = _host_row(name, "not registered", "registered")
     if check:
         reason = f"{name} would be loaded; its new major is known only then"
@@ -89,7 +94,8 @@ def load_driver(name: str, check: bool) -> DeviceRow:
     reason = (
         f"modprobe {name} failed: {_last_line(output)}; rules of {name} stay as they are until it is loaded"
     )
-    return dataclasses.replace(row, status=status.REJECTED, finding=logic.DRIVER_NOT_LOADED, reason=reason)
+    state = status.REJECTED if gpu_found else status.NOT_APPLICABLE
+    return dataclasses.replace(row, status=state, finding=logic.DRIVER_NOT_LOADED, reason=reason)
 
 
 def create_nodes(paths: Sequence[str], dev_root: str, check: bool) -> list[DeviceRow]:
@@ -145,16 +151,7 @@ def helper_flags(paths: Iterable[str]) -> list[str]:
 
 
 def _host_row(what: str, before: str, desired: str) -> DeviceRow:
-    target = f"host/{what}"
-    return DeviceRow(
-        f"{logic.KIND}:{target}",
-        logic.KIND,
-        target,
-        before=before,
-        desired=desired,
-        after=before,
-        container="host",
-    )
+    return DeviceRow(f"{DRIVER_KIND}:{what}", DRIVER_KIND, what, before=before, desired=desired, after=before)
 
 
 def _last_line(output: str) -> str:

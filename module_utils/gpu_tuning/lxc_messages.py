@@ -47,13 +47,11 @@ def unknown_reason(major: int, owners: str) -> str:
     else:
         cause = (
             f"{major} belongs to no driver now, and nothing recorded says which one it meant; the next "
-            "driver that "
-            "gets the number is open to the container"
+            "driver that gets the number is open to the container"
         )
     return (
         f"{cause}; nothing of it was changed: give recorded_devices (a copy of /proc/devices from before), "
-        "or "
-        "correct or remove the rule by hand"
+        "or correct or remove the rule by hand"
     )
 
 
@@ -62,8 +60,7 @@ def dead_line_reason(line: grammar.Line, config_format: str) -> str:
     parser = "Proxmox" if config_format == grammar.PROXMOX else "LXC"
     return (
         f'line {line.number} "{line.text.strip()[:120]}" is ignored by {parser}: {line.reason}; it was left '
-        "as it is, "
-        f"correct it by hand if the container is meant to have the device"
+        "as it is, correct it by hand if the container is meant to have the device"
     )
 
 
@@ -99,9 +96,8 @@ def mode_reason(node: devices.Node) -> str:
     """Return why an unprivileged container cannot open a node."""
     return (
         f"{node.path} has mode {node.mode or 0:04o}, owner {node.uid}:{node.gid}: root of an unprivileged "
-        "container is "
-        "nobody to it, so opening gives EACCES; give others rw (NVreg_DeviceFileMode=0666) or use a devN "
-        "line with gid="
+        "container is nobody to it, so opening gives EACCES; give others rw (NVreg_DeviceFileMode=0666) "
+        "or use a devN line with gid="
     )
 
 
@@ -134,8 +130,7 @@ def open_cure(error: str, path: str, name: str, on_host: bool) -> str:
     if error == "EPERM":
         return (
             "the device cgroup refuses it; if the config's rule is right, the running container still has "
-            "the old "
-            "ones: restart it (lxc_gpu_devices_restart: true)"
+            "the old ones: restart it (lxc_gpu_devices_restart: true)"
         )
     if error == "ENOENT" and on_host:
         return "the node is on the host but not in the container: restart it, or add the mount entry"
@@ -143,8 +138,8 @@ def open_cure(error: str, path: str, name: str, on_host: bool) -> str:
         return f"there is no such node; {node_hint(name, path)}, then restart the container"
     if error == "EACCES":
         return (
-            "the node's mode or owner refuses it; give others rw (NVreg_DeviceFileMode=0666) or use a devN "
-            "line with gid="
+            "the node's mode or owner refuses it; give others rw (NVreg_DeviceFileMode=0666) or use a "
+            "devN line with gid="
         )
     if error in ("ENXIO", "ENODEV"):
         return (

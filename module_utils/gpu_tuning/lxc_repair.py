@@ -238,9 +238,11 @@ class _Run:
             os.path.isdir(request.dev_root),
         )
         self.jobs = self._jobs(self._containers())
+        if not self.host.nodes_known:
+            self.rows.append(self._no_nodes())
 
     def outcome(self) -> Outcome:
-        if self.request.load:
+        if self.request.load and self.request.state == REPAIRED:
             self._load()
         if self.request.state == REPAIRED:
             self._repair()
@@ -271,6 +273,17 @@ class _Run:
             raise BadInput("; ".join(self.errors))
         return _unique_names(found)
 
+    def _no_nodes(self) -> DeviceRow:
+        reason = f"no node was looked at: {self.request.dev_root} is no directory"
+        return DeviceRow(
+            f"{lxc_host.DRIVER_KIND}:dev",
+            lxc_host.DRIVER_KIND,
+            "dev",
+            status=status.NOT_APPLICABLE,
+            reason=reason,
+            finding=logic.NODE_MISSING,
+        )
+
     def _unreadable(self, path: str, sentence: str) -> None:
         """Report a config of a discovery that cannot be read; the others go on."""
         self.errors.append(sentence)
@@ -295,9 +308,8 @@ class _Run:
             node = os.path.basename(os.readlink(local))
             if match.group(1) != node:
                 raise ConfigError(
-                    f"{path} belongs to node {match.group(1)} and this host is {node}: majors differ between "
-                    "hosts, "
-                    f"run there"
+                    f"{path} belongs to node {match.group(1)} and this host is {node}: majors differ "
+                    "between hosts, run there"
                 )
 
     def _jobs(self, containers: list[tuple[Source, Container]]) -> list[_Job]:
@@ -312,10 +324,10 @@ class _Run:
     def _load(self) -> None:
         """Load drivers and create nodes, then diagnose anew with the majors that came of it."""
         request, plans = self.request, [job.plan for job in self.jobs]
-        self.rows += [
-            lxc_host.load_driver(name, request.check)
-            for name in lxc_host.missing_drivers(plans, self.host.now)
-        ]
+        gpu_found = bool(self.host.now.majors("nvidia"))
+        for name in lxc_host.missing_drivers(plans, self.host.now):
+            self.rows.append(lxc_host.load_driver(name, request.check, gpu_found))
+            gpu_found = gpu_found or self.rows[-1].status == status.CHANGED
         missing = lxc_host.missing_nodes(plans, request.dev_root)
         if missing:
             self.rows += lxc_host.create_nodes(missing, request.dev_root, request.check)
@@ -421,8 +433,7 @@ class _Run:
         except OSError as error:
             self.errors.append(
                 f"the record of device majors in {self.request.state_root} cannot be written: "
-                f"{error.strerror}; the next "
-                f"repair may lack its evidence"
+                f"{error.strerror}; the next repair may lack its evidence"
             )
 
     def _diff(self) -> list[dict[str, str]]:

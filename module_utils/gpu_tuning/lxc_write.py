@@ -108,16 +108,14 @@ def preflight(source: Source, config: Config) -> None:
             raise WriteRefused(
                 status.READ_ONLY,
                 f"{path} is read-only (mode {stat.S_IMODE(source.stat.st_mode):04o}): the Proxmox cluster "
-                "has no quorum; "
-                f"nothing was changed, restore the quorum (pvecm status) and run again",
+                "has no quorum; nothing was changed, restore the quorum (pvecm status) and run again",
             )
         lock = config.value("lock")
         if lock is not None:
             raise WriteRefused(
                 status.REJECTED,
-                f"{path} carries 'lock: {lock}': another Proxmox task owns the container; nothing of it was "
-                "changed, "
-                f"wait for that task (or 'pct unlock' after a crash) and run again",
+                f"{path} carries 'lock: {lock}': another Proxmox task owns the container; nothing of it "
+                "was changed, wait for that task (or 'pct unlock' after a crash) and run again",
             )
     if source.stat.st_nlink > 1:
         raise WriteRefused(

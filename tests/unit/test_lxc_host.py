@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -75,24 +76,22 @@ def test_drivers_are_loaded_first_and_their_new_majors_used(
     outcome = lxc_repair.run(request_of)
     assert f"{ALLOW}: c 509:* rwm" in (tmp_path / "pve" / "lxc" / "101.conf").read_text()
     assert tools.calls() == ["modprobe nvidia-uvm", "nvidia-modprobe -u -c 0"]
-    host = {row.target: row.status for row in outcome.rows if row.container == "host"}
+    host = {row.target: row.status for row in outcome.rows if row.kind == "lxc_driver"}
     assert host == {
-        "host/nvidia-uvm": "changed",
-        "host/dev/nvidia-uvm": "changed",
-        "host/dev/nvidia0": "changed",
-        "host/dev/nvidiactl": "changed",
+        "nvidia-uvm": "changed",
+        "dev/nvidia-uvm": "changed",
+        "dev/nvidia0": "changed",
+        "dev/nvidiactl": "changed",
     }
     assert lxc_repair.run(request_of).changed is False
 
 
 def test_in_check_mode_no_tool_runs(tools: Tools, request_of: Request, tmp_path: Path) -> None:
     _loads_uvm(tools, tmp_path)
-    import dataclasses
-
     outcome = lxc_repair.run(dataclasses.replace(request_of, check=True))
     assert tools.calls() == []
     assert outcome.changed is True
-    row = next(row for row in outcome.rows if row.target == "host/nvidia-uvm")
+    row = next(row for row in outcome.rows if row.target == "nvidia-uvm")
     assert "would be loaded" in (row.reason or "")
 
 
@@ -103,16 +102,32 @@ def test_a_driver_that_does_not_load_changes_nothing_of_its_rule(
     outcome = lxc_repair.run(request_of)
     assert (tmp_path / "pve" / "lxc" / "101.conf").read_text() == CONFIG
     reasons = {row.target: row.reason or "" for row in outcome.rows}
-    assert "modprobe nvidia-uvm failed: FATAL: Module nvidia-uvm not found" in reasons["host/nvidia-uvm"]
-    assert "nvidia-modprobe is not installed, so /dev/nvidia0 was not created" in reasons["host/dev/nvidia0"]
+    assert "modprobe nvidia-uvm failed: FATAL: Module nvidia-uvm not found" in reasons["nvidia-uvm"]
+    assert "nvidia-modprobe is not installed, so /dev/nvidia0 was not created" in reasons["dev/nvidia0"]
     assert "nvidia-uvm is not registered" in reasons["101/nvidia-uvm"]
+
+
+def test_a_host_without_the_gpu_that_a_script_wrote_rules_for_is_no_failure(
+    tools: Tools, request_of: Request, tmp_path: Path
+) -> None:
+    tools.add("modprobe", "echo 'FATAL: Module nvidia not found' >&2; exit 1")
+    (tmp_path / "proc" / "devices").write_text("Character devices:\n226 drm\n")
+    outcome = lxc_repair.run(request_of)
+    assert {row.status for row in outcome.rows} == {"not_applicable"}
+    assert outcome.changed is False
+
+
+def test_diagnosing_loads_nothing(tools: Tools, request_of: Request, tmp_path: Path) -> None:
+    _loads_uvm(tools, tmp_path)
+    lxc_repair.run(dataclasses.replace(request_of, state="diagnosed"))
+    assert tools.calls() == []
 
 
 def test_a_helper_that_creates_nothing_is_reported(tools: Tools, request_of: Request) -> None:
     tools.add("modprobe")
     tools.add("nvidia-modprobe", "echo no device; exit 1")
     outcome = lxc_repair.run(request_of)
-    row = next(row for row in outcome.rows if row.target == "host/dev/nvidia0")
+    row = next(row for row in outcome.rows if row.target == "dev/nvidia0")
     assert "still missing: nvidia-modprobe ended with 1: no device" in (row.reason or "")
 
 

@@ -183,6 +183,14 @@ def test_containers_are_found_by_name(site: Site) -> None:
     assert [container["name"] for container in outcome.containers] == ["gpu", "101"]
 
 
+def test_a_dev_root_that_is_not_there_is_said_once(site: Site) -> None:
+    site.config("101", STALE + MOUNTS)
+    outcome = site.run(dev_root="/nonexistent/dev")
+    assert [row.reason for row in outcome.rows if row.finding == "node_missing"] == [
+        "no node was looked at: /nonexistent/dev is no directory"
+    ]
+
+
 def test_one_name_twice_gives_two_ids(site: Site) -> None:
     paths = [site.root / "a" / "gpu" / "config", site.root / "b" / "gpu" / "config"]
     for path in paths:
@@ -418,7 +426,9 @@ def test_devn_replaces_mounts_and_rules(site: Site) -> None:
         f"{ALLOW}: c 237:* rwm\nlxc.cap.drop:\n[snap]\n{ALLOW}: c 504:* rwm\n"
     )
     assert "no mount entry names a node" in (_row(outcome, "101/nvidia-caps/devn").reason or "")
-    assert site.run(mode="devn").changed is False
+    second = site.run(mode="devn")
+    assert second.changed is False
+    assert [row.target for row in second.rows if row.target.endswith("/devn")] == ["101/nvidia-caps/devn"]
 
 
 @root_only
