@@ -47,7 +47,11 @@ class Comparison:
         """Return JSON-ready data."""
         own = {key: value for key, value in vars(self).items() if key != "metric"}
         named = ("id", "section", "family", "label", "unit", "higher_is_better", "headline", "level", "floor")
-        return {**{key: getattr(self.metric, key) for key in named}, **own}
+        medians = {
+            "before_median": statistics.median(self.before),
+            "after_median": statistics.median(self.after),
+        }
+        return {**{key: getattr(self.metric, key) for key in named}, **own, **medians}
 
 
 def variation(samples: list[float]) -> float:
