@@ -71,7 +71,7 @@ class ActionModule(ActionBase):
             changed=True,
             succeeded=not message,
             exit_code=(ended["outcome"] or {}).get("exit_code"),
-            message=f"{message} Logs and partial results: {folder} on {self._host}." if message else "",
+            message=f"{message}\nLogs and partial results: {folder} on {self._host}." if message else "",
             run=found,
             fingerprint=started["fingerprint"],
             folder=folder if keep else None,
