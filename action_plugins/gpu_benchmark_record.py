@@ -58,7 +58,9 @@ def settings_of(result: Any) -> Optional[dict[str, Any]]:
     rows = result.get("rows") if isinstance(result, dict) else result
     if not isinstance(rows, list):
         return None
-    return {row["id"]: row.get("after") if row.get("after") is not None else row.get("before") for row in rows}
+    return {
+        row["id"]: row.get("after") if row.get("after") is not None else row.get("before") for row in rows
+    }
 
 
 class ActionModule(ActionBase):

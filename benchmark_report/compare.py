@@ -116,8 +116,10 @@ def _single(metric: Metric, before: list[float], after: list[float]) -> str:
     return f"{text}; it is {'inside' if inside else 'outside'} the spread of the other arm's runs"
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+def percent(ratio: float) -> str:
+    """Return a ratio as a signed change in percent."""
+    change = round(100 * (ratio - 1), 1)
+    return f"{change:+.1f} %" if change else "0.0 %"
 
 
 def compare_metric(metric: Metric, before: list[float], after: list[float]) -> Comparison:
@@ -140,7 +142,7 @@ def judge(found: Comparison) -> None:
         return
     low, high = found.interval
     floor = found.metric.floor
-    said = f"{_percent(found.ratio)}, 95 % interval {_percent(low)} to {_percent(high)}"
+    said = f"{percent(found.ratio)}, 95 % interval {percent(low)} to {percent(high)}"
     p = found.p if found.p_adjusted is None else found.p_adjusted
     if 1 - floor <= low and high <= 1 + floor:
         found.verdict, found.reason = NO_CHANGE, f"{said}: inside the floor of {100 * floor:g} %"

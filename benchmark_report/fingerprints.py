@@ -21,7 +21,7 @@ class Difference:
 
     def sentence(self) -> str:
         """Say it in words."""
-        return f"{self.part} {self.name}: {_shown(self.before)} -> {_shown(self.after)}".replace("  ", " ")
+        return f"{self.part} {self.name}".strip() + f": {_shown(self.before)} -> {_shown(self.after)}"
 
 
 def _shown(value: Any) -> str:

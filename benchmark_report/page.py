@@ -11,6 +11,7 @@ import jinja2
 from gpu_tuning.benchmark.documents import write_text
 
 from . import plots
+from .compare import percent
 from .conclude import summary
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
@@ -29,11 +30,6 @@ def _environment(autoescape: bool) -> jinja2.Environment:
 def number(value: float) -> str:
     """Return a figure with three or four digits that mean something."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def percent(ratio: float) -> str:
-    """Return a ratio as a signed change in percent."""
-    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def oneline(text: Any) -> str:
@@ -56,7 +52,11 @@ def html(report: dict[str, Any]) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the section of system-improve.md."""
-    return _environment(autoescape=False).get_template("record.md.j2").render(report=report, summary=summary(report))
+    return (
+        _environment(autoescape=False)
+        .get_template("record.md.j2")
+        .render(report=report, summary=summary(report))
+    )
 
 
 def put_section(path: str, section: str) -> bool:

@@ -51,7 +51,9 @@ def _figure(width: float, height: float, columns: int = 1) -> Iterator[tuple[Fig
     """Yield a figure, its axes and a list that receives its SVG text."""
     made: list[str] = []
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
+        figure, axes = pyplot.subplots(
+            1, columns, figsize=(width, height), layout="constrained", squeeze=False
+        )
         yield figure, axes[0], made
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -62,7 +64,9 @@ def _figure(width: float, height: float, columns: int = 1) -> Iterator[tuple[Fig
 def _inline(svg: str) -> str:
     """Return the svg element alone, scaling with the page."""
     element = svg[svg.index("<svg") :]
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", element, count=1))
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", element, count=1)
+    )
 
 
 def interval_of(samples: Sequence[float]) -> Optional[tuple[float, float]]:
@@ -152,7 +156,14 @@ def _bar(axis: Axes, place: int, one: dict[str, Any], old: Optional[dict[str, An
         axis.plot([one["ceiling"]] * 2, [place - 0.42, place + 0.42], color=LIMIT, lw=2)
         label += f"  ({100 * one['share_of_ceiling']:.0f} %)"
     axis.text(
-        one["median"] * 0.98, place + shift, label, ha="right", va="center", color="white", fontsize=9, weight="bold"
+        one["median"] * 0.98,
+        place + shift,
+        label,
+        ha="right",
+        va="center",
+        color="white",
+        fontsize=9,
+        weight="bold",
     )
 
 

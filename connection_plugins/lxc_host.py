@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from typing import Any, Optional
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.connection import ConnectionBase
+from ansible.utils.display import Display
+
 DOCUMENTATION = """
 name: lxc_host
 short_description: Reach an LXC container through its host
 description:
   - Runs commands in a container with C(lxc-attach) (plain LXC) or C(pct exec) (Proxmox VE), on the controller
-    itself or, with O(ssh_host), on the container's host over ssh. Nothing is needed in the container but a shell.
+    itself or, with O(ssh_host), on the container's host over ssh. The container needs a shell and nothing else.
   - The user on the LXC host must be root, or O(enter_command) must begin with what makes it root.
 author: the project contributors
 version_added: 0.1.0
@@ -30,7 +38,11 @@ options:
     description: Arguments of ssh.
     type: list
     elements: str
-    default: [-o, BatchMode=yes, -o, ControlMaster=auto, -o, ControlPersist=10m, -o, "ControlPath=~/.ssh/lxc-%C"]
+    default:
+      - -oBatchMode=yes
+      - -oControlMaster=auto
+      - -oControlPersist=10m
+      - -oControlPath=~/.ssh/lxc-%C
     vars:
       - name: ansible_lxc_ssh_args
   enter_command:
@@ -41,14 +53,6 @@ options:
     vars:
       - name: ansible_lxc_enter_command
 """
-
-import shlex
-import subprocess
-from typing import Any, Optional
-
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.plugins.connection import ConnectionBase
-from ansible.utils.display import Display
 
 display = Display()
 SSH_FAILED = 255
@@ -96,7 +100,9 @@ class Connection(ConnectionBase):
         with open(in_path, "rb") as file:
             code, _, said = self._run(["/bin/sh", "-c", f"cat > {shlex.quote(out_path)}"], file.read())
         if code:
-            raise AnsibleError(f"{out_path} cannot be written in the container: {said.decode(errors='replace')}")
+            raise AnsibleError(
+                f"{out_path} cannot be written in the container: {said.decode(errors='replace')}"
+            )
 
     def fetch_file(self, in_path: str, out_path: str) -> None:
         """Copy a file of the container here."""

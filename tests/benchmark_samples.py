@@ -24,7 +24,12 @@ GLM = {
 ONLY_EXPERTS = {
     "quantization": {
         "quant_algo": "NVFP4",
-        "exclude_modules": ["lm_head", "model.layers.*.self_attn*", "*shared_experts*", "model.layers.0.mlp*"],
+        "exclude_modules": [
+            "lm_head",
+            "model.layers.*.self_attn*",
+            "*shared_experts*",
+            "model.layers.0.mlp*",
+        ],
     }
 }
 LINK = {"speed": "32.0 GT/s PCIe", "width": 16}
@@ -50,8 +55,18 @@ def fabric_run(pick: random.Random, cv: float, gpus: int = 8, **scale: float) ->
         for gpu in range(gpus):
             own = devices[gpu]["numa_node"] == node
             common = {"node": node, "peer": True, "link_under_load": LINK}
-            down = {"kind": "h2d", "source": None, "target": gpu, "median_gbps": figure("h2d", 53 if own else 41)}
-            up = {"kind": "d2h", "source": gpu, "target": None, "median_gbps": figure("d2h", 53 if own else 40)}
+            down = {
+                "kind": "h2d",
+                "source": None,
+                "target": gpu,
+                "median_gbps": figure("h2d", 53 if own else 41),
+            }
+            up = {
+                "kind": "d2h",
+                "source": gpu,
+                "target": None,
+                "median_gbps": figure("d2h", 53 if own else 40),
+            }
             cells += [{**common, **down}, {**common, **up}]
     for one in range(gpus):
         for other in range(gpus):
@@ -61,19 +76,29 @@ def fabric_run(pick: random.Random, cv: float, gpus: int = 8, **scale: float) ->
             ends = {"source": one, "target": other, "node": None, "peer": True, "link_under_load": LINK}
             push = figure("push", 50 if near else 37)
             cells.append({"kind": "d2d", **ends, "direction": "push", "median_gbps": push})
-            cells.append({"kind": "d2d", **ends, "direction": "pull", "median_gbps": figure("pull", push * 0.9)})
+            cells.append(
+                {"kind": "d2d", **ends, "direction": "pull", "median_gbps": figure("pull", push * 0.9)}
+            )
             cells.append({"kind": "latency", **ends, "bytes": 16, "median_us": figure("latency", 6.5)})
     return {"status": "complete", "error": None, "devices": devices, "measurements": cells}
 
 
-def inference_run(pick: random.Random, cv: float, level: int, repeat: int, speed: float = 1.0) -> dict[str, Any]:
+def inference_run(
+    pick: random.Random, cv: float, level: int, repeat: int, speed: float = 1.0
+) -> dict[str, Any]:
     """One run at one level: the aggregate grows with the square root of the streams."""
     rate = noisy(pick, speed * 10.36 * math.sqrt(level), cv)
     tpot = 1000 * level / rate
     ttft = noisy(pick, 220 * (1 + level / 16) / speed, cv)
 
     def spread(middle: float) -> dict[str, float]:
-        return {"mean": middle * 1.03, "median": middle, "p90": middle * 1.2, "p95": middle * 1.3, "p99": middle * 1.6}
+        return {
+            "mean": middle * 1.03,
+            "median": middle,
+            "p90": middle * 1.2,
+            "p95": middle * 1.3,
+            "p99": middle * 1.6,
+        }
 
     figures = {
         "tool": "sglang", "duration_s": 60.0, "completed": level * 4, "output_tokens": level * 4 * 256,
@@ -87,11 +112,21 @@ def inference_run(pick: random.Random, cv: float, level: int, repeat: int, speed
 
 
 def measurement(
-    name: str, seed: int, runs: int = 5, cv: float = 0.01, speed: float = 1.0, settings: Any = None, **scale: float
+    name: str,
+    seed: int,
+    runs: int = 5,
+    cv: float = 0.01,
+    speed: float = 1.0,
+    settings: Any = None,
+    **scale: float,
 ) -> dict[str, Any]:
     """A whole measurement: fabric and inference with ``runs`` runs each."""
     pick = random.Random(seed)
-    fabric = {"status": "complete", "error": None, "runs": [fabric_run(pick, cv, **scale) for _ in range(runs)]}
+    fabric = {
+        "status": "complete",
+        "error": None,
+        "runs": [fabric_run(pick, cv, **scale) for _ in range(runs)],
+    }
     levels = (1, 10, 64)
     inference = [
         inference_run(pick, cv, level, repeat, speed) for repeat in range(1, runs + 1) for level in levels

@@ -75,6 +75,9 @@ def main(arguments: list[str]) -> int:
     try:
         print(json.dumps(_answer(command, rest)))
         return 0
-    except (OSError, ValueError, KeyError) as error:
+    except OSError as error:
+        print(json.dumps({"error": f"{error.filename or 'a file'}: {error.strerror}"}))
+        return 1
+    except (ValueError, KeyError) as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         return 1

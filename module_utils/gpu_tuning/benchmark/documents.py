@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 from typing import Any
+
+BALLAST = "ballast"
+
+
+def drop_ballast(folder: str) -> None:
+    """Give up the room that a job keeps for the moment when the disk is full."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, BALLAST))
 
 
 def write_json(path: str, data: Any) -> None:

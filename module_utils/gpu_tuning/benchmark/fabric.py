@@ -12,8 +12,9 @@ import sys
 from typing import Any, Callable, Optional
 
 from . import nvbandwidth, processes
-from .documents import write_json
+from .documents import drop_ballast, write_json
 from .figures import BadResult
+from .sweep import disk_error, tell
 
 SCHEMA = "gpu_benchmark/fabric/1"
 NOTHING_TO_MEASURE = 3
@@ -97,9 +98,14 @@ class Fabric:
         whole = [run for run in self.runs if run["status"] == "complete"]
         complete = code == 0 and not self.result["error"] and len(whole) == len(self.runs)
         self.result["status"] = "complete" if complete else "partial" if whole else "failed"
-        write_json(os.path.join(self.spec["folder"], "result.json"), self.result)
+        try:
+            write_json(os.path.join(self.spec["folder"], "result.json"), self.result)
+        except OSError as error:
+            drop_ballast(self.spec["folder"])
+            self.result["error"] = disk_error(error)
+            write_json(os.path.join(self.spec["folder"], "result.json"), {**self.result, "status": "partial"})
 
 
 def main(spec: dict[str, Any], say: Optional[Callable[[str], None]] = None) -> int:
     """Run the repeats from their specification; see Fabric."""
-    return Fabric(spec, say or (lambda text: print(text, flush=True))).run()
+    return Fabric(spec, say or tell).run()

@@ -6,7 +6,8 @@ poll for the length of the lease (the controller was interrupted, the connection
 the benchmark and everything it started. What was measured until then stays in the job's folder.
 
 The folder, mode 0700, with an unpredictable name: ``progress`` (text), ``lease`` (its mtime), ``pid``,
-``spec.json``, ``result.json`` (complete or partial) and, at the end, ``outcome.json``.
+``spec.json``, ``result.json`` (complete or partial) and, at the end, ``outcome.json``. Its ``ballast`` is room
+that is given up when the disk is full, so that the cause and the last results can still be written.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import zlib
 from typing import Any, Optional
 
 from . import processes
-from .documents import write_json
+from .documents import BALLAST, drop_ballast, write_json, write_text
 
 PREFIX = "gpu-benchmark-"
+BALLAST_BYTES = 256 * 1024
 GRACE = 90.0  # the sweep has to stop a server that holds hundreds of GB
 
 
@@ -36,9 +38,14 @@ def start(base: str, lease: float, bundle: str, program: str, spec: dict[str, An
     os.makedirs(base, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=base)
     own = os.path.join(folder, "bundle.pyz")
-    shutil.copyfile(bundle, own)
-    write_json(os.path.join(folder, "spec.json"), {**spec, "folder": folder})
-    _touch(folder)
+    try:
+        shutil.copyfile(bundle, own)
+        write_json(os.path.join(folder, "spec.json"), {**spec, "folder": folder})
+        write_text(os.path.join(folder, BALLAST), "x" * BALLAST_BYTES)
+        _touch(folder)
+    except OSError:
+        shutil.rmtree(folder)
+        raise
     command = [sys.executable, own, program, folder]
     ready, tell_ready = os.pipe()
     if os.fork() == 0:
@@ -77,7 +84,8 @@ def _supervise(folder: str, lease: float, command: list[str], ready: int) -> Non
     if reason:
         processes.stop(program, GRACE)
     processes.end_orphans(2.0)
-    with contextlib.suppress(OSError):  # the disk may be full; poll then sees that the supervisor is gone
+    drop_ballast(folder)
+    with contextlib.suppress(OSError):  # poll sees at least that the supervisor is gone
         write_json(os.path.join(folder, "outcome.json"), {"exit_code": program.wait(), "reason": reason})
     os._exit(0)
 

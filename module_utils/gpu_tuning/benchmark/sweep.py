@@ -17,7 +17,7 @@ import time
 from typing import Any, Callable, Optional
 
 from . import figures, processes
-from .documents import write_json
+from .documents import drop_ballast, write_json
 from .server import Server, ServerFailed, answers, fetch_text
 
 SCHEMA = "gpu_benchmark/inference/1"
@@ -83,7 +83,8 @@ class Sweep:
         except (ServerFailed, Interrupted) as error:
             self.result["error"] = str(error)
         except OSError as error:
-            self.result["error"] = _disk(error)
+            drop_ballast(self.spec["folder"])
+            self.result["error"] = disk_error(error)
         finally:
             self._end()
         if self.result["error"]:
@@ -180,10 +181,12 @@ class Sweep:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return client.wait(timeout=0.5)
-            if self.server.process and self.server.process.poll() is not None:
+            gone = self.server.process is not None and self.server.process.poll() is not None
+            if gone:
                 end = min(end, time.monotonic() + 5)
             if time.monotonic() > end:
-                raise figures.BadResult("the load generator did not end in time and was ended")
+                cause = "the server ended during the run" if gone else "it did not end in time and was ended"
+                raise figures.BadResult(f"the load generator was stopped: {cause}")
 
     def _read(self, output: str) -> dict[str, Any]:
         try:
@@ -228,7 +231,8 @@ def _first(failed: list[dict[str, Any]]) -> str:
     return f"concurrency {run['level']}, repeat {run['repeat']}: {'; '.join(run['problems'])}"
 
 
-def _disk(error: OSError) -> str:
+def disk_error(error: OSError) -> str:
+    """Return one sentence for a file that cannot be written."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno == errno.ENOSPC:
         return (
@@ -237,6 +241,12 @@ def _disk(error: OSError) -> str:
     return f"A file of the benchmark cannot be written{where}: {error.strerror}."
 
 
+def tell(text: str) -> None:
+    """Print a line of progress; a full disk or a reader that is gone must not end the measurement."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
 def main(spec: dict[str, Any], say: Optional[Callable[[str], None]] = None) -> int:
     """Run a sweep from its specification; see Sweep."""
-    return Sweep(spec, say or (lambda text: print(text, flush=True))).run()
+    return Sweep(spec, say or tell).run()
