@@ -65,7 +65,7 @@ def put_section(path: str, section: str) -> bool:
     Everything outside the two marker comments stays byte for byte as it was.
     """
     target = pathlib.Path(path)
-    old = target.read_text(encoding="utf-8") if target.exists() else ""
+    old = target.read_bytes().decode() if target.exists() else ""  # bytes: line ends stay as they are
     block = f"{BEGIN}\n{section.strip()}\n{END}"
     start, end = old.find(BEGIN), old.find(END)
     if 0 <= start < end:

@@ -110,7 +110,7 @@ def test_a_section_replaces_its_predecessor_and_nothing_else(tmp_path: pathlib.P
     path = tmp_path / "host/system-improve.md"
     assert page.put_section(str(path), "first")
     assert not page.put_section(str(path), "first")
-    path.write_text("# Host\r\n\nmine  \n" + path.read_text() + "\nafter\n")
+    path.write_bytes(b"# Host\r\n\nmine  \n" + path.read_bytes() + b"\nafter\n")
     path.chmod(0o640)
     assert page.put_section(str(path), "second")
     text = path.read_bytes().decode()

@@ -31,7 +31,7 @@ def write_text(path: str, text: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".gpu-benchmark.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             if os.path.exists(path):
                 os.fchmod(file.fileno(), os.stat(path).st_mode & 0o777)
             file.write(text)
