@@ -22,18 +22,17 @@ for _folder in (str(ROOT), str(ROOT / "module_utils")):
     if _folder not in sys.path:
         sys.path.append(_folder)
 
-from gpu_tuning.benchmark.documents import write_json, write_text  # noqa: E402
+from gpu_tuning.benchmark.documents import write_json, write_text
 
 display = Display()
 
 ARGUMENTS = {
     "measurement": {"type": "dict", "required": True},
     "directory": {"type": "path", "required": True},
-    "record": {"type": "path"},
+    "records": {"type": "path"},
     "baseline": {"type": "str", "required": True},
     "keep_baseline": {"type": "bool", "default": False},
     "compare_with": {"type": "path"},
-    "settings_file": {"type": "path"},
     "findings_file": {"type": "path"},
     "model_config": {"type": "path"},
     "model_quant_config": {"type": "path"},
@@ -51,6 +50,14 @@ def read_json(path: Optional[str]) -> Any:
         return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AnsibleActionFail(f"{path} cannot be used: {error}") from None
+
+
+def newest_record(directory: Optional[str]) -> Optional[pathlib.Path]:
+    """Return the folder of the tuned host's newest record (their names are times), None without one."""
+    if not directory:
+        return None
+    found = sorted(pathlib.Path(directory).glob("*/result.json"))
+    return found[-1].parent if found else None
 
 
 def settings_of(result: Any) -> Optional[dict[str, Any]]:
@@ -96,7 +103,8 @@ class ActionModule(ActionBase):
         measurement = dict(arguments["measurement"])
         now = datetime.datetime.now(datetime.timezone.utc)
         measurement.update(schema="gpu_benchmark/measurement/1", date=now.isoformat(timespec="seconds"))
-        settings = settings_of(read_json(arguments["settings_file"]))
+        record = newest_record(arguments["records"])
+        settings = settings_of(read_json(str(record / "result.json") if record else None))
         measurement["fingerprint"] = {**(measurement.get("fingerprint") or {}), "settings": settings}
         model = dict(measurement.get("model") or {})
         for name, option in (("config", "model_config"), ("quant_config", "model_quant_config")):
@@ -125,8 +133,11 @@ class ActionModule(ActionBase):
         )
         write_json(str(folder / "report.json"), report)
         write_text(str(folder / "report.html"), page.html(report))
-        if arguments["record"]:
-            page.put_section(arguments["record"], page.markdown(report))
+        section = page.markdown(report)
+        page.put_section(str(folder / "system-improve.md"), section)
+        record = newest_record(arguments["records"])
+        if record:
+            page.put_section(str(record / "system-improve.md"), section)
         if arguments["keep_baseline"] and self._whole(measurement):
             kept.parent.mkdir(exist_ok=True)
             write_json(str(kept), measurement)
@@ -135,7 +146,8 @@ class ActionModule(ActionBase):
         verdicts = {one["id"]: one["verdict"] for one in report["comparison"] if one["headline"]}
         return {
             "changed": True, "summary": summary, "verdicts": verdicts, "refused": report["refused"],
-            "report": str(folder / "report.html"), "report_json": str(folder / "report.json"),
+            "report": str(folder / "report.html"), "record": str((record or folder) / "system-improve.md"),
+            "report_json": str(folder / "report.json"),
             "measurement": str(folder / "measurement.json"), "baseline": str(kept),
         }  # fmt: skip
 

@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 if str(ROOT / "module_utils") not in sys.path:
     sys.path.append(str(ROOT / "module_utils"))
 
-from gpu_tuning.benchmark import bundle  # noqa: E402
+from gpu_tuning.benchmark import bundle
 
 display = Display()
 
@@ -121,7 +121,7 @@ class ActionModule(ActionBase):
         return answer
 
     def _follow(self, folder: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Show progress until the job has ended; a connection that comes back within the lease is forgiven."""
+        """Show progress until the job has ended; a lost connection may come back within the lease."""
         offset, heard = 0, time.monotonic()
         while True:
             try:
@@ -130,8 +130,8 @@ class ActionModule(ActionBase):
             except AnsibleConnectionFailure as error:
                 if time.monotonic() - heard > arguments["lease"]:
                     raise AnsibleActionFail(
-                        f"The connection to {self._host} is lost ({error}); the benchmark has ended by itself, "
-                        f"what it measured is in {folder} there."
+                        f"The connection to {self._host} is lost ({error}); the benchmark has ended by "
+                        f"itself, what it measured is in {folder} there."
                     ) from error
                 time.sleep(arguments["interval"])
                 continue

@@ -2,10 +2,10 @@
 """Compare two measurements so that noise is not called an improvement.
 
 The unit of replication is the run. The interval is Welch's on logarithms below ten runs per arm and a
-percentile bootstrap of the ratio of medians from there on (at n=3 a bootstrap is wrong in 7 to 11 % of cases).
-A verdict needs all of: an interval that excludes 1, Welch's p after Holm's correction over the headline
-metrics, an exact rank test, and an effect of at least max(floor, 2 x CV). "No change" needs the whole interval
-inside the floor; everything else is "inconclusive", and says how many runs would tell.
+percentile bootstrap of the ratio of medians from there on (at n=3 a bootstrap is wrong in 7 to 11 % of
+cases). A verdict needs all of: an interval that excludes 1, Welch's p after Holm's correction over the
+headline metrics, an exact rank test, and an effect of at least max(floor, 2 x CV). "No change" needs the
+whole interval inside the floor; everything else is "inconclusive", and says how many runs would tell.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POWER = (stats.norm.ppf(1 - ALPHA / 2) + stats.norm.ppf(0.8)) ** 2
 
 @dataclasses.dataclass
 class Comparison:
-    """One metric in two arms. ``ratio`` is after / before; ``interval`` its 95 % interval, None for single runs."""
+    """One metric in two arms. ``ratio`` is after / before, ``interval`` at 95 %, None for single runs."""
 
     metric: Metric
     before: list[float]

@@ -17,14 +17,19 @@ from .metrics import Metric, metrics, pair_matrix
 
 SCHEMA = "gpu_benchmark/report/1"
 SEVERITIES = ("P0", "P1", "P2", "info")
+SLOW_DECODE = (
+    "neither HBM nor PCIe explains that. In this order: are CUDA graphs on, do the attention and MoE kernels "
+    "fit this GPU or fall back, does NCCL use peer copies or shared memory, what do 12 KiB all-reduces take, "
+    "which clock do the CPUs and GPUs hold, is time to first token counted in the rate?"
+)
 
 
 def rooflines(model: dict[str, Any], gpus: list[dict[str, Any]]) -> tuple[list[roofline.Roofline], list[str]]:
     """Return the decode ceilings that the model's description allows, and why another is missing.
 
     ``model``: tensor_parallel and pipeline_parallel sizes; active_parameters_b and bytes_per_weight for the
-    recorded assumption; config and quant_config (parsed JSON) for the checkpoint's own formats; context_tokens;
-    memory_bandwidth_gbps where the GPUs do not tell their clock and bus.
+    recorded assumption; config and quant_config (parsed JSON) for the checkpoint's own formats;
+    context_tokens; memory_bandwidth_gbps where the GPUs do not tell their clock and bus.
     """
     bandwidth = model.get("memory_bandwidth_gbps") or _bandwidth(gpus)
     if not bandwidth:
@@ -94,12 +99,7 @@ def next_steps(findings: list[dict[str, Any]], efficiency: list[dict[str, Any]])
         steps.append(" ".join(f"[{one.get('severity', '?')}] {title}: {remedy} {gain}".split()))
     lowest = min((one["share"] for one in efficiency), default=1.0)
     if lowest < 0.25:
-        steps.append(
-            f"Decoding reaches {100 * lowest:.0f} % of what memory bandwidth allows; neither HBM nor PCIe explains "
-            "that. In this order: are CUDA graphs on, do the attention and MoE kernels fit this GPU or fall back, "
-            "does NCCL use peer copies or shared memory, what do 12 KiB all-reduces take, which clock do the CPUs "
-            "and GPUs hold, is time to first token counted in the rate?"
-        )
+        steps.append(f"Decoding reaches {100 * lowest:.0f} % of what memory bandwidth allows; {SLOW_DECODE}")
     return steps
 
 
@@ -150,8 +150,8 @@ def _notes(measurement: dict[str, Any]) -> list[str]:
         notes.append(f"{len(failed)} of {len(runs)} inference runs do not count and were left out.")
     if measurement.get("cache") == "unknown":
         notes.append(
-            "The server was neither restarted nor its prefix cache flushed between runs: a run with the seeds of "
-            "an earlier one reads from the cache and looks faster."
+            "The server was neither restarted nor its prefix cache flushed between runs: a run with the "
+            "seeds of an earlier one reads from the cache and looks faster."
         )
     return notes
 
@@ -180,7 +180,7 @@ def _compare(
         report["refused"] = [one.sentence() for one in refused]
         return
     changed = changes(found)
-    facts = _facts(after)
+    facts = {**_facts(after), "settings_known": "settings" not in report["baseline"]["unrecorded"]}
     for one in compare(before, after):
         entry = one.as_dict()
         entry["explanation"] = explain(one, changed, facts)
@@ -190,8 +190,6 @@ def _compare(
             "More differs than was meant to: " + "; ".join(one.sentence() for one in surprises) + ". "
             "The verdicts hold for all of it together."
         )
-    if "restarted" not in (after.get("cache"), None) and "flushed" not in (after.get("cache"), None):
-        report["notes"].append("With a cache in an unknown state a better figure may be a warm cache.")
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -200,7 +198,7 @@ def summary(report: dict[str, Any]) -> str:
         return f"not compared with {report['baseline']['name']}: " + "; ".join(report["refused"])
     if not report["baseline"]:
         return f"{len(report['metrics'])} figures measured, no baseline to compare with"
-    counts = {verdict: 0 for verdict in (IMPROVED, REGRESSED, NO_CHANGE, INCONCLUSIVE)}
+    counts = dict.fromkeys((IMPROVED, REGRESSED, NO_CHANGE, INCONCLUSIVE), 0)
     for one in report["comparison"]:
         if one["headline"]:
             counts[one["verdict"]] += 1

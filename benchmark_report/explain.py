@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say why a figure moved or did not, from the settings that changed. A null result is explained, not celebrated."""
+"""Say why a figure moved or did not, from the settings that changed.
+
+A result that does not change is explained, not celebrated.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .fingerprints import Difference
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What one kind of setting can do: ``can`` maps a family of metrics to how; ``cannot`` says why not else."""
+    """What one kind of setting can do: ``can`` maps a family of metrics to how, ``cannot`` to why not."""
 
     pattern: str
     name: str
@@ -36,8 +39,9 @@ RULES = [
     ),
     Rule(
         r"cpuidle:", "deep idle states",
-        {"latency": "a launch no longer waits for a core to wake", "ttft": "no wake-up before a request is taken",
-         "tpot": "no wake-up between decode steps", "throughput": "no wake-up between decode steps"},
+        {"latency": "a launch no longer waits for a core to wake",
+         "ttft": "no wake-up before a request is taken", "tpot": "no wake-up between decode steps",
+         "throughput": "no wake-up between decode steps"},
         {}, "a 256 MiB copy takes milliseconds and a wake-up microseconds",
     ),
     Rule(
@@ -49,13 +53,14 @@ RULES = [
     Rule(r"sysctl:kernel\.nmi_watchdog$", "the NMI watchdog", {}, {},
          "it costs one performance counter and an interrupt every few seconds"),
     Rule(r"sysctl:kernel\.sched_autogroup_enabled$", "scheduler autogroups",
-         {"ttft": "threads of one session no longer share one slice", "throughput": "on CPUs that are busy"}, {},
+         {"ttft": "threads of one session no longer share a slice", "throughput": "on busy CPUs"}, {},
          "it only matters where threads compete for CPUs"),
     Rule(r"sysctl:vm\.swappiness$", "swappiness", {}, {}, "nothing is swapped while memory suffices"),
     Rule(r"sysctl:vm\.dirty_", "dirty page limits", {}, {}, "only writes to disks notice"),
-    Rule(r"sysctl:net\.core\.[rw]mem", "socket buffer limits", {}, {}, "nothing of one host's inference goes over TCP"
-         " but the requests themselves"),
-    Rule(r"sysctl:kernel\.perf_event_paranoid$", "the perf permission", {}, {}, "it is a permission and no speed"),
+    Rule(r"sysctl:net\.core\.[rw]mem", "socket buffer limits", {}, {},
+         "nothing of one host's inference goes over TCP but the requests themselves"),
+    Rule(r"sysctl:kernel\.perf_event_paranoid$", "the perf permission", {}, {},
+         "it is a permission and no speed"),
     Rule(r"module:nvidia_peermem$", "nvidia_peermem", {}, {}, "it serves RDMA adapters only"),
     Rule(
         r"(cmdline|iommu).*", "the kernel command line",
@@ -69,7 +74,8 @@ RULES = [
     Rule(
         r"governor.*", "the CPU frequency governor",
         {"tpot": "launches run at a higher clock", "throughput": "launches run at a higher clock",
-         "ttft": "tokenising and launches run at a higher clock", "latency": "launches run at a higher clock"},
+         "ttft": "tokenising and launches run at a higher clock",
+         "latency": "launches run at a higher clock"},
         {}, _HOST_ONLY,
     ),
     Rule(
@@ -125,7 +131,9 @@ def _reason(change: Change, family: str, facts: dict[str, Any]) -> tuple[bool, s
 
 
 def explain(found: Comparison, changed: list[Change], facts: dict[str, Any]) -> str:
-    """Return one or more sentences for a verdict. ``facts``: max_payload (bytes, or "unknown")."""
+    """Return one or more sentences for a verdict. ``facts``: max_payload, settings_known."""
+    if not changed and not facts.get("settings_known", True):
+        return "The settings of both sides are not on record, so nothing can be said about causes."
     if not changed:
         return _without_change(found)
     said, expected = [], False

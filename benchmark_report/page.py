@@ -20,8 +20,8 @@ BEGIN, END = "<!-- gpu_benchmark begin -->", "<!-- gpu_benchmark end -->"
 
 def _environment(autoescape: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=autoescape, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=autoescape, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters.update(number=number, percent=percent, oneline=oneline)
     return environment

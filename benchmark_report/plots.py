@@ -16,12 +16,14 @@ import numpy as np
 from scipy import stats
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 BEFORE, AFTER, LIMIT, LOSS, TEXT, MUTED = "#9aa5b1", "#1f6feb", "#c2410c", "#e4e7eb", "#1f2933", "#616e7c"
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gpu_benchmark",  # the same figures give the same file
     "font.family": "sans-serif",
@@ -79,7 +81,7 @@ def interval_of(samples: Sequence[float]) -> Optional[tuple[float, float]]:
 
 
 def heat_map(before: list[list[Optional[float]]], after: list[list[Optional[float]]]) -> str:
-    """Return the push bandwidth of every pair, before (if there is one) and after; the numbers are in the cells."""
+    """Return the push bandwidth of every pair, before (if known) and after, with the numbers in the cells."""
     panels = [("before", before), ("after", after)] if before else [("measured", after)]
     panels = [(title, matrix) for title, matrix in panels if matrix]
     if not panels:
@@ -136,10 +138,10 @@ def ceiling_bars(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> s
         axis.set_xlabel("GB/s (1e9 bytes per second)")
         axis.set_title("Bandwidth against the link's payload ceiling")
         axis.xaxis.grid(True)
-        handles = [pyplot.Line2D([], [], color=LIMIT, lw=2), pyplot.Rectangle((0, 0), 1, 1, color=AFTER)]
+        handles = [Line2D([], [], color=LIMIT, lw=2), Rectangle((0, 0), 1, 1, color=AFTER)]
         names = ["payload ceiling", "measured"]
         if old:
-            handles.append(pyplot.Rectangle((0, 0), 1, 1, color=BEFORE))
+            handles.append(Rectangle((0, 0), 1, 1, color=BEFORE))
             names.append("before")
         axis.legend(handles, names, loc="upper left", bbox_to_anchor=(0, -0.12 - 0.5 / len(shown)), ncols=3)
     return made[0]
@@ -215,6 +217,7 @@ def waterfall(roofs: list[dict[str, Any]]) -> str:
     with _figure(8.6, 3.6) as (_, axes, made):
         axis = axes[0]
         names: list[str] = []
+        previous = steps[0][1]
         for name, value in steps:
             if names:
                 _fall(axis, len(names), previous, value)
@@ -240,4 +243,4 @@ def waterfall(roofs: list[dict[str, Any]]) -> str:
 
 def _fall(axis: Axes, place: int, upper: float, lower: float) -> None:
     axis.bar(place, upper - lower, 0.6, bottom=lower, color=LOSS, hatch="...", edgecolor=BEFORE, lw=0)
-    axis.text(place, (upper + lower) / 2, f"−{upper - lower:.0f}", ha="center", va="center", color=TEXT)
+    axis.text(place, (upper + lower) / 2, f"-{upper - lower:.0f}", ha="center", va="center", color=TEXT)

@@ -18,7 +18,7 @@ name: lxc_host
 short_description: Reach an LXC container through its host
 description:
   - Runs commands in a container with C(lxc-attach) (plain LXC) or C(pct exec) (Proxmox VE), on the controller
-    itself or, with O(ssh_host), on the container's host over ssh. The container needs a shell and nothing else.
+    itself or, with O(ssh_host), on the container's host over ssh. The container needs nothing but a shell.
   - The user on the LXC host must be root, or O(enter_command) must begin with what makes it root.
 author: the project contributors
 version_added: 0.1.0

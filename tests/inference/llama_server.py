@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """llama.cpp's own HTTP server from the xllamacpp wheel: ``llama_server.py MODEL.gguf PORT [SLOTS]``.
 
-SERVER_SHARE in the environment (0.1: a tenth of the time) throttles it for real: a child stops and continues it.
+SERVER_SHARE in the environment (0.1: a tenth of the time) throttles it for real: a child stops and
+continues it.
 """
 
 from __future__ import annotations

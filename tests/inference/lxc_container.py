@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real, plain LXC container for the tests: no network but its own loopback, folders of ours bound into it."""
+"""A real, plain LXC container for the tests: its own loopback, and folders of ours bound into it."""
 
 from __future__ import annotations
 
@@ -71,10 +71,16 @@ class Container:
         deadline = time.monotonic() + 30
         while True:
             info = subprocess.run(
-                ["lxc-info", "-P", self.folder, "-n", self.name, "-pH"], capture_output=True, text=True, check=False
+                ["lxc-info", "-P", self.folder, "-n", self.name, "-pH"],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             pid = info.stdout.strip()
-            if pid and subprocess.run([*self.enter, "true"], capture_output=True, check=False).returncode == 0:
+            if (
+                pid
+                and subprocess.run([*self.enter, "true"], capture_output=True, check=False).returncode == 0
+            ):
                 break
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the container does not come up: {info.stderr}")
@@ -89,4 +95,6 @@ class Container:
 
     def stop(self) -> None:
         """Stop it; its folder is the caller's."""
-        subprocess.run(["lxc-stop", "-P", self.folder, "-n", self.name, "-k"], check=False, capture_output=True)
+        subprocess.run(
+            ["lxc-stop", "-P", self.folder, "-n", self.name, "-k"], check=False, capture_output=True
+        )

@@ -19,7 +19,7 @@ import time
 import urllib.parse
 from typing import Any
 
-WORDS = "measure before change then read back every value and write the record for who comes later".split()
+WORDS = ["measure", "before", "change", "then", "read", "back", "and", "write", "the", "record"]
 
 
 def request(url: urllib.parse.SplitResult, prompt: str, tokens: int) -> dict[str, Any]:
@@ -64,8 +64,9 @@ def main() -> int:
     """Run the load and append one JSON line."""
     parser = argparse.ArgumentParser()
     for name, kind in (
-        ("--base-url", str), ("--random-input-len", int), ("--random-output-len", int), ("--num-prompts", int),
-        ("--max-concurrency", int), ("--seed", int), ("--output-file", str), ("--warmup-requests", int),
+        ("--base-url", str), ("--random-input-len", int), ("--random-output-len", int),
+        ("--num-prompts", int), ("--max-concurrency", int), ("--seed", int), ("--output-file", str),
+        ("--warmup-requests", int),
     ):  # fmt: skip
         parser.add_argument(name, type=kind, required=True)
     options, _ = parser.parse_known_args()

@@ -9,12 +9,13 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import HERE, free_port
+from inference_support import HERE, free_port
 
 pytest.importorskip("scipy", reason="SciPy is missing: pip install -r requirements/benchmark.txt")
-from benchmark_report import compare, metrics  # noqa: E402
-from gpu_tuning.benchmark.server import Server  # noqa: E402
-from gpu_tuning.benchmark.sweep import Sweep  # noqa: E402
+from gpu_tuning.benchmark.server import Server
+from gpu_tuning.benchmark.sweep import Sweep
+
+from benchmark_report import compare, metrics
 
 REPETITIONS, RUNS, LEVEL = 20, 5, 2
 
@@ -31,8 +32,9 @@ def measure(folder: pathlib.Path, url: str, seed: int) -> dict[str, Any]:
             "tool": "sglang", "environment": {}, "timeout_s": 60.0,
             "command": [sys.executable, str(HERE / "small_client.py"), "--base-url", url,
                         "--random-input-len", "{input_length}", "--random-output-len", "{output_length}",
-                        "--num-prompts", "{requests}", "--max-concurrency", "{concurrency}", "--seed", "{seed}",
-                        "--output-file", "{output_file}", "--warmup-requests", "{warmup}"],
+                        "--num-prompts", "{requests}", "--max-concurrency", "{concurrency}",
+                        "--seed", "{seed}", "--output-file", "{output_file}",
+                        "--warmup-requests", "{warmup}"],
         },
     }  # fmt: skip
     (folder / f"client-1-{LEVEL}.json").unlink(missing_ok=True)
@@ -52,7 +54,9 @@ def test_false_positives_of_twenty_equal_comparisons(
     with open(tmp_path / "log", "wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        Server({"command": [], "health_url": f"{url}/health", "ready_timeout_s": 60.0}, lambda text: None).start()
+        Server(
+            {"command": [], "health_url": f"{url}/health", "ready_timeout_s": 60.0}, lambda text: None
+        ).start()
         called = []
         for repetition in range(REPETITIONS):
             arms: tuple[list[Any], list[Any]] = ([], [])
@@ -60,13 +64,18 @@ def test_false_positives_of_twenty_equal_comparisons(
                 for arm in (0, 1) if run % 2 == 0 else (1, 0):
                     arms[arm].append(measure(tmp_path, url, 100 * repetition + run))
             found = compare.compare(*({"name": "", "inference": {"runs": runs}} for runs in arms))
-            called += [one for one in found if one.metric.headline and one.verdict in ("improved", "regressed")]
+            called += [
+                one for one in found if one.metric.headline and one.verdict in ("improved", "regressed")
+            ]
     finally:
         server.kill()
         server.wait()
     total = REPETITIONS * len([one for one in found if one.metric.headline])
     cv = max(compare.variation(one.after) for one in found if one.metric.headline)
     with capsys.disabled():
-        print(f"\n  equal arms on a real server: {len(called)} false verdicts of {total} (last CV up to {100 * cv:.0f} %)")
+        print(
+            f"\n  equal arms on a real server: {len(called)} false verdicts of {total}"
+            f" (CV of the last arm up to {100 * cv:.0f} %)"
+        )
     assert len(metrics.metrics({"inference": {"runs": arms[0]}})) > 5
     assert len(called) <= 3

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
-from conftest import HERE, free_port
+from inference_support import HERE, free_port
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def spec(serve_python: str, model: pathlib.Path) -> Callable[..., dict[str, Any]
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         server = {
-            "command": [serve_python, str(HERE / "llama_server.py"), str(model / "model.gguf"), str(port), "8"],
+            "command": [serve_python, f"{HERE}/llama_server.py", f"{model}/model.gguf", str(port), "8"],
             "environment": {}, "health_url": f"{url}/health", "ready_timeout_s": 60.0, "stop_timeout_s": 10.0,
             **changes.pop("server", {}),
         }  # fmt: skip
@@ -35,8 +35,9 @@ def spec(serve_python: str, model: pathlib.Path) -> Callable[..., dict[str, Any]
             "tool": "sglang",
             "command": [sys.executable, str(HERE / "small_client.py"), "--base-url", changes.pop("url", url),
                         "--random-input-len", "{input_length}", "--random-output-len", "{output_length}",
-                        "--num-prompts", "{requests}", "--max-concurrency", "{concurrency}", "--seed", "{seed}",
-                        "--output-file", "{output_file}", "--warmup-requests", "{warmup}"],
+                        "--num-prompts", "{requests}", "--max-concurrency", "{concurrency}",
+                        "--seed", "{seed}", "--output-file", "{output_file}",
+                        "--warmup-requests", "{warmup}"],
             "environment": {}, "timeout_s": 60.0,
         }  # fmt: skip
         return {
@@ -97,7 +98,11 @@ def test_a_killed_server_is_named_and_the_runs_before_are_kept(make_job: Any, sp
 
 
 def test_a_server_that_never_gets_ready_is_given_up_with_its_log(make_job: Any, spec: Any) -> None:
-    silent = [sys.executable, "-c", "import time; print('loading shard 1 of 99', flush=True); time.sleep(600)"]
+    silent = [
+        sys.executable,
+        "-c",
+        "import time; print('loading shard 1 of 99', flush=True); time.sleep(600)",
+    ]
     job = make_job("sweep", spec(server={"command": silent, "ready_timeout_s": 2.0}))
     job.start()
     job.until()
@@ -164,7 +169,11 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client, self.seen > self.good), daemon=True).start()
 
     def _serve(self, client: socket.socket, cut: bool) -> None:
-        with client, socket.create_connection(("127.0.0.1", self.target)) as server, contextlib.suppress(OSError):
+        with (
+            client,
+            socket.create_connection(("127.0.0.1", self.target)) as server,
+            contextlib.suppress(OSError),
+        ):
             server.sendall(client.recv(65536))
             sent = 0
             while data := server.recv(1024):
@@ -190,7 +199,9 @@ def proxy() -> Iterator[Callable[..., Proxy]]:
         one.close()
 
 
-def test_a_client_that_loses_its_connection_midway_does_not_count(make_job: Any, spec: Any, proxy: Any) -> None:
+def test_a_client_that_loses_its_connection_midway_does_not_count(
+    make_job: Any, spec: Any, proxy: Any
+) -> None:
     order = spec(levels=[1], repeats=2)
     port = int(order["server"]["command"][3])
     cutting = proxy(port, 5, 1500)
@@ -245,7 +256,9 @@ def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file system of one MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.decode().strip()}")
     yield folder
@@ -274,7 +287,9 @@ def test_a_disk_that_fills_up_is_named_and_the_results_survive(
     assert gone(job.folder)
 
 
-def test_a_disk_that_is_full_from_the_start_is_named(make_job: Any, spec: Any, small_disk: pathlib.Path) -> None:
+def test_a_disk_that_is_full_from_the_start_is_named(
+    make_job: Any, spec: Any, small_disk: pathlib.Path
+) -> None:
     fill(small_disk)
     answer = make_job("sweep", spec(), base=str(small_disk)).start()
     assert "No space left on device" in answer["error"]

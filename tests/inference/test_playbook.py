@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook end to end: a real server, SGLang's own client, in a real LXC container where it can be had."""
+"""The playbook end to end: a real server and SGLang's client, in a real LXC container if there can be one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, Place, free_port
+from inference_support import ROOT, Place, free_port
 
 pytest.importorskip("scipy", reason="SciPy is missing: pip install -r requirements/benchmark.txt")
-import jsonschema  # noqa: E402
+import jsonschema
 
 LEVELS = [1, 4]
 REPEATS = 5
@@ -32,15 +32,17 @@ class Playbook:
     def inventory(self, **changes: Any) -> pathlib.Path:
         place = self.place
         hub = {"HF_HUB_OFFLINE": "1", "SGLANG_WHEEL": place.wheel, **place.environment}
+        work = "/var/lib/gpu-benchmark" if place.container else str(self.folder / "work")
         variables = {
             "reports_root": str(self.reports),
-            "gpu_benchmark_work_dir": "/var/lib/gpu-benchmark" if place.container else str(self.folder / "work"),
+            "gpu_benchmark_work_dir": work,
             "gpu_benchmark_server": "custom",
             "gpu_benchmark_model": "tiny",
             "gpu_benchmark_tokenizer": place.model,
             "gpu_benchmark_server_port": self.port,
             "gpu_benchmark_server_command": [
-                place.python, f"{place.scripts}/llama_server.py", f"{place.model}/model.gguf", str(self.port), "8",
+                place.python, f"{place.scripts}/llama_server.py", f"{place.model}/model.gguf",
+                str(self.port), "8",
             ],
             "gpu_benchmark_server_environment": place.environment,
             "gpu_benchmark_client_command": [place.python, f"{place.scripts}/sglang_client.py"],
@@ -65,7 +67,8 @@ class Playbook:
         settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_CONNECTION_PLUGINS": plugins}
         return subprocess.run(
             [str(tool), "-i", str(self.inventory(**changes)), "playbooks/benchmark.yml", *arguments],
-            cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=900,
+            cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False,
+            timeout=900,
         )  # fmt: skip
 
     def report(self, name: str) -> dict[str, Any]:
@@ -83,7 +86,9 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
     return {one["id"]: one["verdict"] for one in report["comparison"] if one["headline"]}
 
 
-def test_baseline_then_an_equal_arm_then_a_throttled_one(playbook: Playbook, place: Place, capsys: Any) -> None:
+def test_baseline_then_an_equal_arm_then_a_throttled_one(
+    playbook: Playbook, place: Place, capsys: Any
+) -> None:
     baseline = playbook.run("--tags", "baseline", gpu_benchmark_name="first")
     assert baseline.returncode == 0, baseline.stdout
     assert "concurrency 4" in baseline.stdout
@@ -103,7 +108,10 @@ def test_baseline_then_an_equal_arm_then_a_throttled_one(playbook: Playbook, pla
     assert throttled.returncode == 0, throttled.stdout
     found = playbook.report("throttled")
     with capsys.disabled():
-        print(f"\n  in {'a container' if place.container else 'this machine'}: equal {equal}\n  throttled {verdicts(found)}")
+        print(
+            f"\n  in {'a container' if place.container else 'this machine'}: equal {equal}"
+            f"\n  throttled {verdicts(found)}"
+        )
     assert not {"improved", "regressed"} & set(equal.values())
     assert {name: word for name, word in verdicts(found).items() if "throughput" in name} == {
         f"inference.throughput.c{level}": "regressed" for level in LEVELS
@@ -112,7 +120,9 @@ def test_baseline_then_an_equal_arm_then_a_throttled_one(playbook: Playbook, pla
     record = (playbook.reports / "bench/system-improve.md").read_text()
     assert record.count("gpu_benchmark begin") == 1
     assert "**regressed**" in record
-    assert next((playbook.reports / "benchmarks/bench").glob("*-throttled/report.html")).stat().st_size > 20000
+    assert (
+        next((playbook.reports / "benchmarks/bench").glob("*-throttled/report.html")).stat().st_size > 20000
+    )
     assert place.servers_left() == []
 
 
@@ -124,7 +134,9 @@ def test_check_mode_starts_and_writes_nothing(playbook: Playbook, place: Place) 
     assert place.servers_left() == []
 
 
-def test_a_run_that_fails_says_why_keeps_what_it_has_and_no_baseline(playbook: Playbook, place: Place) -> None:
+def test_a_run_that_fails_says_why_keeps_what_it_has_and_no_baseline(
+    playbook: Playbook, place: Place
+) -> None:
     command = [place.python, "-c", "import time; print('waiting for rank 3', flush=True); time.sleep(300)"]
     done = playbook.run(
         "--tags", "baseline", gpu_benchmark_server_command=command, gpu_benchmark_ready_timeout=2

@@ -3,9 +3,9 @@
 """Make a tiny random Llama with its tokenizer, from nothing: ``tiny_model.py FOLDER [hidden] [layers]``.
 
 Writes tokenizer.json, tokenizer_config.json and model.gguf; needs tokenizers, gguf and numpy, no torch, no
-download. Two choices make a load generator's token counts exact: the alphabet is printable ASCII, so that every
-token is text of its own, and the output rows of the special tokens are zero, so that greedy decoding never
-ends early.
+download. Two choices make a load generator's token counts exact: the alphabet is printable ASCII, so that
+every token is text of its own, and the output rows of the special tokens are zero, so that greedy decoding
+never ends early.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ import sys
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = 1024
-WORDS = (
-    "measure before change then read back every value of each host and write the record so that a person "
-    "who comes later can see what was done why it helped how much and what to try next in which order"
-).split()
+WORDS = ["measure", "before", "change", "then", "read", "back", "and", "write", "the", "record"]
 
 
 def make_tokenizer(folder: pathlib.Path) -> None:

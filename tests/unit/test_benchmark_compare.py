@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("scipy", reason="SciPy is missing: pip install -r requirements/benchmark.txt")
-from benchmark_report import compare, conclude, fingerprints  # noqa: E402
-from benchmark_report.metrics import Metric, metrics  # noqa: E402
+from benchmark_report import compare, conclude, fingerprints
+from benchmark_report.metrics import Metric, metrics
 
 
 def metric(floor: float = 0.03, higher: bool = True) -> Metric:
@@ -43,7 +43,9 @@ def test_lower_is_better_for_latencies() -> None:
     assert verdict(QUIET, [1.2 * one for one in QUIET], higher=False).verdict == "regressed"
 
 
-@pytest.mark.parametrize(("before", "after"), [([38.0], [66.0]), ([38.0], [1000.0]), ([38.0, 39, 38], [66.0])])
+@pytest.mark.parametrize(
+    ("before", "after"), [([38.0], [66.0]), ([38.0], [1000.0]), ([38.0, 39, 38], [66.0])]
+)
 def test_single_runs_are_never_significant(before: list[float], after: list[float]) -> None:
     found = verdict(before, after)
     assert found.verdict == "inconclusive"
@@ -65,7 +67,9 @@ def test_an_effect_below_twice_the_noise_is_not_called() -> None:
 
 
 def test_an_inconclusive_result_says_how_many_runs_would_tell() -> None:
-    assert "runs per arm would see 3 %" in verdict([80.0, 120, 95, 110, 100], [90.0, 125, 99, 118, 101]).reason
+    assert (
+        "runs per arm would see 3 %" in verdict([80.0, 120, 95, 110, 100], [90.0, 125, 99, 118, 101]).reason
+    )
 
 
 def test_figures_without_noise_are_compared_as_they_are() -> None:
@@ -79,7 +83,9 @@ def test_holm_by_hand() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(1, 1e4), min_size=5, max_size=8), st.lists(st.floats(1, 1e4), min_size=5, max_size=8))
+@given(
+    st.lists(st.floats(1, 1e4), min_size=5, max_size=8), st.lists(st.floats(1, 1e4), min_size=5, max_size=8)
+)
 def test_swapping_the_arms_turns_the_verdict_round(one: list[float], other: list[float]) -> None:
     turned = {"improved": "regressed", "regressed": "improved"}
     there, back = verdict(one, other), verdict(other, one)
@@ -96,7 +102,9 @@ DRAWS = 200
 
 @pytest.mark.parametrize("runs", [5, 7])
 @pytest.mark.parametrize("cv", [0.01, 0.05])
-def test_false_positives_and_power_are_counted(runs: int, cv: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_false_positives_and_power_are_counted(
+    runs: int, cv: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a fixed seed: the share of verdicts on equal arms, and on arms 10 % apart."""
     pick = random.Random(1000 * runs + round(100 * cv))
 
@@ -110,7 +118,10 @@ def test_false_positives_and_power_are_counted(runs: int, cv: float, capsys: pyt
 
     false, power = share(0.0), share(0.10)
     with capsys.disabled():
-        print(f"\n  n={runs} CV={100 * cv:g} %: false positives {100 * false:.2f} %, sees 10 %: {100 * power:.0f} %")
+        print(
+            f"\n  n={runs} CV={100 * cv:g} %: false positives {100 * false:.2f} %,"
+            f" sees 10 % in {100 * power:.0f} %"
+        )
     assert false <= 0.02
     assert power >= (0.99 if cv == 0.01 else 0.25)
 
@@ -118,9 +129,7 @@ def test_false_positives_and_power_are_counted(runs: int, cv: float, capsys: pyt
 def test_a_family_of_headline_metrics_rarely_cries_wolf(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = 0
     for seed in range(40):
-        found = compare.compare(
-            measurement("a", 2 * seed, cv=0.03), measurement("b", 2 * seed + 1, cv=0.03)
-        )
+        found = compare.compare(measurement("a", 2 * seed, cv=0.03), measurement("b", 2 * seed + 1, cv=0.03))
         headline = [one for one in found if one.metric.headline]
         assert len(headline) == 10
         wrong += any(one.verdict in ("improved", "regressed") for one in headline)
@@ -132,7 +141,9 @@ def test_a_family_of_headline_metrics_rarely_cries_wolf(capsys: pytest.CaptureFi
 MRRS = {f"pcie_mrrs:0000:{gpu:02x}:00.0": 512 for gpu in range(8)}
 
 
-def report(before: dict[str, Any], after: dict[str, Any], *expected: str, show: bool = False) -> dict[str, Any]:
+def report(
+    before: dict[str, Any], after: dict[str, Any], *expected: str, show: bool = False
+) -> dict[str, Any]:
     return conclude.conclude(before, after, list(expected or ["settings"]), "show" if show else "refuse")
 
 
@@ -146,7 +157,9 @@ def test_a_null_result_is_explained_from_what_changed() -> None:
     push = by_id(report(before, after))["fabric.push.same"]
     assert push["verdict"] == "no change"
     assert "MaxReadReq changed 512 -> 4096 on 8 targets" in push["explanation"]
-    assert "P2P copies are posted writes, bounded by MaxPayload 256: no effect expected" in push["explanation"]
+    assert (
+        "P2P copies are posted writes, bounded by MaxPayload 256: no effect expected" in push["explanation"]
+    )
     assert push["explanation"].endswith("None seen.")
     assert "an effect is possible" in by_id(report(before, after))["fabric.h2d.own"]["explanation"]
 
@@ -188,7 +201,9 @@ def test_another_fingerprint_is_refused(path: list[str], value: Any, said: str) 
 
 
 def test_what_was_meant_to_differ_is_compared() -> None:
-    found = report(measurement("before", 1), changed(["fingerprint", "kernel"], "6.17.1"), "settings", "kernel")
+    found = report(
+        measurement("before", 1), changed(["fingerprint", "kernel"], "6.17.1"), "settings", "kernel"
+    )
     assert found["refused"] == []
     assert found["differences"] == [
         {"part": "kernel", "name": "", "before": "6.8.12-4-pve", "after": "6.17.1", "expected": True}
@@ -199,9 +214,7 @@ def test_showing_compares_and_says_what_differs_but_never_another_workload() -> 
     shown = report(measurement("before", 1), changed(["fingerprint", "driver"], "600.1"), show=True)
     assert shown["comparison"]
     assert any("More differs than was meant to: driver: 595.45 -> 600.1" in note for note in shown["notes"])
-    refused = report(
-        measurement("before", 1), changed(["workload", "inference", "tool"], "vllm"), show=True
-    )
+    refused = report(measurement("before", 1), changed(["workload", "inference", "tool"], "vllm"), show=True)
     assert refused["comparison"] == []
 
 
@@ -218,7 +231,11 @@ def test_the_known_figures_conclude_what_can_be_concluded() -> None:
     folder = ROOT / "roles/gpu_benchmark/files/baselines"
     known = conclude.load(str(folder / "known-figures.json"))
     figures = metrics(known)
-    assert {figures[f"fabric.{name}"].median for name in ("push.same", "push.cross", "h2d.own")} == {50, 37, 53}
+    assert {figures[f"fabric.{name}"].median for name in ("push.same", "push.cross", "h2d.own")} == {
+        50,
+        37,
+        53,
+    }
     assert round(100 * (figures["fabric.push.same"].share_of_ceiling or 0), 1) == 87.0
     assert figures["inference.decode.c1"].median == 10.36
     later = conclude.load(str(folder / "known-figures-later.json"))

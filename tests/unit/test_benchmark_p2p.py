@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import threading
 from typing import Any
 
 import pytest
+from benchmark_samples import standin
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = ROOT / "roles/gpu_benchmark/files/p2p_bandwidth.py"
@@ -23,12 +23,8 @@ FIXTURES = ROOT / "tests/fixtures/benchmark"
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder with the stand-in driver."""
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc is missing: apt-get install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("cuda")
-    flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
-    source = FIXTURES / "libcuda_standin.c"
-    subprocess.run(["gcc", *flags, "-o", folder / "libcuda.so.1", source], check=True)
+    standin("libcuda_standin.c", folder / "libcuda.so.1")
     return folder
 
 

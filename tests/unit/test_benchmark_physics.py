@@ -47,7 +47,9 @@ def test_the_known_figures_as_shares_of_their_ceilings() -> None:
 
 
 links = st.tuples(
-    st.sampled_from(list(GTS.values())), st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([128, 256, 512, 1024])
+    st.sampled_from(list(GTS.values())),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.sampled_from([128, 256, 512, 1024]),
 )
 
 
@@ -97,7 +99,9 @@ def test_memory_bandwidth_follows_clock_and_bus() -> None:
     ("billions", "weight", "kv", "wanted"),
     [(40, 0.5, 0, 358), (40, 0.5625, 0, 319), (40.83, 0.5625, 0, 312), (40.83, 0.5625, 0.184, 309.6)],
 )
-def test_the_recorded_assumption_and_its_neighbours(billions: float, weight: float, kv: float, wanted: float) -> None:
+def test_the_recorded_assumption_and_its_neighbours(
+    billions: float, weight: float, kv: float, wanted: float
+) -> None:
     found = roofline.from_active_parameters(billions, weight, kv, 4, BANDWIDTH)
     assert found.tokens_per_s == pytest.approx(wanted, abs=0.7)
 

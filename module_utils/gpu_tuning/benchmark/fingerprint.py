@@ -51,7 +51,7 @@ def collect(procfs: str, sysfs: str, extra: dict[str, str]) -> dict[str, Any]:
     driver, gpus = nvml.gpus()
     clocks = ("memory_clock_mhz", "sm_clock_mhz")  # of this moment: recorded, but no part of the identity
     stable = [{key: value for key, value in gpu.items() if key not in clocks} for gpu in gpus]
-    version = re.search(r"Kernel Module\D*?([\d.]+)", _read(f"{procfs}/driver/nvidia/version") or "")
+    version = re.search(r"\s(\d{3,}\.\d[\d.]*)\s", _read(f"{procfs}/driver/nvidia/version") or "")
     governor = _read(f"{sysfs}/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     return {
         "machine": platform.machine(),

@@ -6,8 +6,8 @@ poll for the length of the lease (the controller was interrupted, the connection
 the benchmark and everything it started. What was measured until then stays in the job's folder.
 
 The folder, mode 0700, with an unpredictable name: ``progress`` (text), ``lease`` (its mtime), ``pid``,
-``spec.json``, ``result.json`` (complete or partial) and, at the end, ``outcome.json``. Its ``ballast`` is room
-that is given up when the disk is full, so that the cause and the last results can still be written.
+``spec.json``, ``result.json`` (complete or partial) and, at the end, ``outcome.json``. Its ``ballast`` is
+room that is given up when the disk is full, so that the cause and the last results can still be written.
 """
 
 from __future__ import annotations
