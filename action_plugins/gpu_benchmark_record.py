@@ -105,8 +105,11 @@ class ActionModule(ActionBase):
         measurement.update(schema="gpu_benchmark/measurement/1", date=now.isoformat(timespec="seconds"))
         record = newest_record(arguments["records"])
         settings = settings_of(read_json(str(record / "result.json") if record else None))
+        for part in ("fabric", "inference"):
+            measurement[part] = measurement.get(part) or None
         measurement["fingerprint"] = {**(measurement.get("fingerprint") or {}), "settings": settings}
-        model = dict(measurement.get("model") or {})
+        # ansible-core 2.16 hands numbers over as text
+        model: dict[str, Any] = {key: float(value) for key, value in (measurement.get("model") or {}).items()}
         for name, option in (("config", "model_config"), ("quant_config", "model_quant_config")):
             found = read_json(arguments[option])
             if found is not None:

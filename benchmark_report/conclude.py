@@ -34,7 +34,8 @@ def rooflines(model: dict[str, Any], gpus: list[dict[str, Any]]) -> tuple[list[r
     bandwidth = model.get("memory_bandwidth_gbps") or _bandwidth(gpus)
     if not bandwidth:
         return [], ["No roofline: no GPU told its memory clock and bus, and no memory bandwidth is given."]
-    active = roofline.gpus_active_per_step(model.get("tensor_parallel", 1), model.get("pipeline_parallel", 1))
+    parallel = [int(model.get(f"{kind}_parallel") or 1) for kind in ("tensor", "pipeline")]
+    active = roofline.gpus_active_per_step(*parallel)
     context = int(model.get("context_tokens") or 0)
     found, missing = [], []
     config = model.get("config") or {}

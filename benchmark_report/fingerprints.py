@@ -28,6 +28,11 @@ def _shown(value: Any) -> str:
     return "(absent)" if value is None else f"{value}"
 
 
+def _text(value: Any) -> Any:
+    """Return a value as it is compared: ansible-core 2.16 hands numbers over as text."""
+    return str(value) if isinstance(value, (int, float)) else value
+
+
 def _named(value: Any) -> dict[str, Any]:
     """Return a part as names and values, so that single entries can be told."""
     if isinstance(value, dict):
@@ -46,7 +51,7 @@ def _part(part: str, before: Any, after: Any) -> list[Difference]:
     return [
         Difference(part, name, one.get(name), other.get(name))
         for name in names
-        if one.get(name) != other.get(name)
+        if _text(one.get(name)) != _text(other.get(name))
     ]
 
 

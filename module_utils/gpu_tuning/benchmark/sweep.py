@@ -56,7 +56,7 @@ class Sweep:
 
     def __init__(self, spec: dict[str, Any], say: Callable[[str], None]) -> None:
         """Nothing is started yet. ``spec`` is what the role builds; see its argument specification."""
-        self.spec, self.say = spec, say
+        self.spec, self.say = {**spec, "levels": [int(level) for level in spec["levels"]]}, say
         self.server = Server({**spec["server"], "log": os.path.join(spec["folder"], "server.log")}, say)
         self.runs: list[dict[str, Any]] = []
         self.started, self.done = time.monotonic(), 0
@@ -113,7 +113,7 @@ class Sweep:
                 self.server.start()
                 self._describe()
             for level in self.spec["levels"]:
-                self._one(repeat, int(level))
+                self._one(repeat, level)
                 self._keep()
 
     def _describe(self) -> None:
