@@ -129,7 +129,7 @@ def ceiling_bars(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> s
     if not shown:
         return ""
     old = {one["id"]: one for one in before}
-    with _figure(8.6, 0.62 * len(shown) + 1.3) as (_, axes, made):
+    with _figure(8.6, 0.62 * len(shown) + 1.3) as (figure, axes, made):
         axis = axes[0]
         for place, one in enumerate(shown):
             _bar(axis, place, one, old.get(one["id"]))
@@ -139,11 +139,11 @@ def ceiling_bars(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> s
         axis.set_title("Bandwidth against the link's payload ceiling")
         axis.xaxis.grid(True)
         handles = [Line2D([], [], color=LIMIT, lw=2), Rectangle((0, 0), 1, 1, color=AFTER)]
-        names = ["payload ceiling", "measured"]
+        names = ["payload ceiling", "after" if old else "measured"]
         if old:
             handles.append(Rectangle((0, 0), 1, 1, color=BEFORE))
             names.append("before")
-        axis.legend(handles, names, loc="upper left", bbox_to_anchor=(0, -0.12 - 0.5 / len(shown)), ncols=3)
+        figure.legend(handles, names, loc="outside lower center", ncols=3)
     return made[0]
 
 
@@ -171,10 +171,13 @@ def _bar(axis: Axes, place: int, one: dict[str, Any], old: Optional[dict[str, An
 
 def over_concurrency(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     """Return throughput and time to first token over concurrency, each with its 95 % interval."""
-    wanted = (("throughput", "output tokens/s"), ("ttft", "time to first token, median, ms"))
-    if not any(one["id"].startswith("inference.throughput.") and one["level"] for one in after):
+    wanted = [("throughput", "output tokens/s"), ("ttft", "time to first token, median, ms")]
+    wanted = [
+        one for one in wanted if any(metric["id"].startswith(f"inference.{one[0]}.c") for metric in after)
+    ]
+    if not wanted:
         return ""
-    with _figure(9.2, 3.5, 2) as (_, axes, made):
+    with _figure(4.6 * len(wanted), 3.5, len(wanted)) as (_, axes, made):
         for axis, (name, title) in zip(axes, wanted):
             ticks: set[int] = set()
             for style, color, label, metrics in (

@@ -68,7 +68,7 @@ class Playbook:
         return subprocess.run(
             [str(tool), "-i", str(self.inventory(**changes)), "playbooks/benchmark.yml", *arguments],
             cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False,
-            timeout=900,
+            timeout=2400,
         )  # fmt: skip
 
     def report(self, name: str) -> dict[str, Any]:
