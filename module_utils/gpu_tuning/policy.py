@@ -44,6 +44,9 @@ def merged(policy: dict[str, Any], overrides: Optional[dict[str, Any]] = None) -
     for what, given in (("the policy", policy), ("overrides", overrides or {})):
         if not isinstance(given, dict):
             raise PolicyError(f"{what} must be a dict of fixes, each under its name, not {given!r}")
+    for name, value in (overrides or {}).items():
+        if value is None and name not in policy:
+            raise PolicyError(f"overrides drop {name}, which is no fix of the policy: {', '.join(policy)}")
     fixes = _merge(policy, overrides or {})
     for name, fix in fixes.items():
         _check(name, fix)

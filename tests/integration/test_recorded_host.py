@@ -290,3 +290,18 @@ def test_a_lenient_kind_is_reported_and_does_not_fail(tmp_path: Path) -> None:
     run = host.tune("--extra-vars", json.dumps({"host_tuning_lenient": ["pcie_mrrs"]}))
     assert run.returncode == 0, run.output
     assert "1 failed: max_read_request" in run.summary[0]
+
+
+def test_roots_may_be_relative_to_where_the_play_is_started(
+    host: Host, start: dict[str, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PWD", str(host.root))
+    roots = {
+        "procfs_root": "proc",
+        "sysfs_root": "sys",
+        "state_root": "../state",
+        "reports_root": str(host.scratch),
+    }
+    run = run_playbook(host.scratch, "tune.yml", "--tags=sysctl", *(f"-e{n}={p}" for n, p in roots.items()))
+    assert run.returncode == 0, run.output
+    assert len(changed_paths(start, host.manifest())) == len(SYSCTLS)
