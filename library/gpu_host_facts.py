@@ -218,7 +218,13 @@ facts:
       description: Other programs that tune a host, running or enabled; TuneD's profile.
       type: dict
     containers:
-      description: LXC and Proxmox containers with a GPU, and the drivers their device rules miss.
+      description: LXC and Proxmox containers with a GPU, with device rules and limits of their configs.
+      type: list
+      elements: dict
+    container_devices:
+      description:
+        - What the container repair's diagnosis says of each container's device rules and nodes, as rows with
+          C(finding) (stale, foreign, missing, not_enforced, dead, node_missing, driver_not_loaded, ok).
       type: list
       elements: dict
     gpu_processes:

@@ -7,7 +7,9 @@ options; an edit is made in it, the facts are read, and the edit is undone.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import glob
 import os
 import shutil
@@ -91,6 +93,14 @@ class AuditHosts:
                 _small_host(root, machine)
             self._trees[key] = root
         return self._trees[key]
+
+
+@functools.cache
+def audit_hosts() -> AuditHosts:
+    """Return the hosts that all test files share; their trees go when the tests are over."""
+    directory = tempfile.mkdtemp(prefix="audit-hosts-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return AuditHosts(Path(directory))
 
 
 def finding_ids(rows: list[dict[str, Any]]) -> set[str]:

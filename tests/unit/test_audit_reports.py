@@ -11,16 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.audit_hosts import RULES_DIR, AuditHosts, document, drawing, evaluate, reports, rules
+from support.audit_hosts import (
+    RULES_DIR,
+    AuditHosts,
+    audit_hosts,
+    document,
+    drawing,
+    evaluate,
+    reports,
+    rules,
+)
 from support.play import REPO
 
 TEMPLATES = str(REPO / "roles/host_audit/templates")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> AuditHosts:
-    return AuditHosts(tmp_path_factory.mktemp("audit_reports"))
+@pytest.fixture(scope="session")
+def hosts() -> AuditHosts:
+    return audit_hosts()
 
 
 def audit_of(hosts: AuditHosts, variant: str, earlier: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support.audit_hosts import RULES, RULES_DIR, VARIANTS, AuditHosts, finding_ids
+from support.audit_hosts import RULES, RULES_DIR, VARIANTS, AuditHosts, audit_hosts, finding_ids
 from support.play import REPO
 
 SCHEMA = json.loads((REPO / "roles/host_audit/files/rules.schema.json").read_text(encoding="utf-8"))
@@ -18,8 +18,8 @@ by_id = pytest.mark.parametrize("rule", RULES, ids=[rule["id"] for rule in RULES
 
 
 @pytest.fixture(scope="session")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> AuditHosts:
-    return AuditHosts(tmp_path_factory.mktemp("audit_hosts"))
+def hosts() -> AuditHosts:
+    return audit_hosts()
 
 
 def outcomes(hosts: AuditHosts, rule: dict[str, Any], variant: str) -> set[str]:

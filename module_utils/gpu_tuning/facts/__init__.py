@@ -79,14 +79,14 @@ def _users(host: Host, gpus: list[Facts]) -> Facts:
     """Return what depends on the processes: the driver's daemons, other tuners, containers, servers."""
     numbers = processes.pids(host)
     commands = processes.commands(host, numbers)
-    majors = devices.collect(host)
     running = {name for name in (processes.container_of(host, pid) for pid in numbers) if name}
     driver = nvidia.collect(host, [gpu["address"] for gpu in gpus if gpu["vendor"] == pci.NVIDIA], commands)
     return {
         "nvidia": driver,
-        "character_devices": majors,
+        "character_devices": devices.collect(host),
         "services": services.collect(host, commands),
-        "containers": containers.collect(host, majors, running),
+        "containers": containers.collect(host, running),
+        "container_devices": containers.device_rows(host),
         "gpu_processes": _gpu_processes(host, numbers, gpus, driver),
         "this_process": processes.this_process(host),
     }

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers that are given GPUs, and whether their device rules still fit this boot's numbers."""
+"""Containers that are given GPUs, and whether their device rules still fit this boot's numbers.
+
+What a rule means and whether it still holds is lxc_repair's diagnosis, the same that the repair acts on.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,14 @@ import os
 import re
 from typing import Optional, Union
 
+from ..lxc_repair import BadInput, Request, run
 from .reader import Facts, Host, Unknown, names_in, read_text
 
-#: Drivers CUDA opens; nvidiactl and the GPUs share NVIDIA's own static major 195.
-NEEDED = ("nvidiactl", "nvidia-uvm")
 _NVIDIA_MAJOR = 195
-_OLD_NAME = "nvidia-frontend"  # of both before driver 545
-_RULE = re.compile(r"^c (\d+|\*):(\d+|\*) ([rwm]{1,3})")
-_DYNAMIC = (*range(234, 255), *range(384, 512))
+_RULE = re.compile(r"^c (\d{1,9}):(?:\d+|\*) [rwm]{1,3}")
 
 
-def collect(host: Host, majors: Union[Facts, Unknown], running: set[str]) -> list[Facts]:
+def collect(host: Host, running: set[str]) -> list[Facts]:
     """Return the LXC and Proxmox containers that have a GPU; ``running`` holds "lxc:<name>"."""
     found = []
     for runtime, name, path in _configs(host):
@@ -25,11 +25,27 @@ def collect(host: Host, majors: Union[Facts, Unknown], running: set[str]) -> lis
         if isinstance(text, Unknown):
             found.append({"name": name, "runtime": runtime, "config": path, "gpu": text})
             continue
-        container = describe(text, runtime, majors)
+        container = describe(text, runtime)
         if container["gpu"]:
             state = {"name": name, "config": path, "running": f"lxc:{name}" in running}
             found.append({**state, **container})
     return found
+
+
+def device_rows(host: Host) -> Union[list[Facts], Unknown]:
+    """Return the rows of lxc_repair's diagnosis: ``finding``, ``container``, ``reason`` and values."""
+    request = Request(
+        procfs_root=host.procfs,
+        dev_root=host.dev,
+        state_root=os.path.join(host.var, "lib/gpu-tuning"),
+        pve_root=os.path.join(host.etc, "pve"),
+        lxc_root=os.path.join(host.var, "lib/lxc"),
+        check=True,
+    )
+    try:
+        return [row.as_dict() for row in run(request).rows if row.container]
+    except BadInput as error:
+        return Unknown(str(error))
 
 
 def _configs(host: Host) -> list[tuple[str, str, str]]:
@@ -59,22 +75,15 @@ def entries(text: str, runtime: str) -> list[tuple[str, str]]:
     return found
 
 
-def describe(text: str, runtime: str, majors: Union[Facts, Unknown]) -> Facts:
-    """Return one container's device access, and the drivers its allow list misses or mistakes."""
+def describe(text: str, runtime: str) -> Facts:
+    """Return one container's device access and limits, as its config has them."""
     pairs = entries(text, runtime)
     allowed, open_to_all = _allow_list(pairs)
     unprivileged = ("unprivileged", "1") in pairs
     devices = [value.split(",")[0] for key, value in pairs if re.match(r"dev\d+$", key)]
     mounts = [value for key, value in pairs if key == "lxc.mount.entry" and "nvidia" in value]
-    by_path = [rule for rule in allowed if rule.startswith("/dev/")]
-    numbers = [
-        int(match.group(1))
-        for rule in allowed
-        for match in [_RULE.match(rule)]
-        if match and match.group(1) != "*"
-    ]
-    enforced = bool(allowed) and not open_to_all and not (runtime == "proxmox" and unprivileged)
-    names = devices + by_path
+    names = devices + [rule for rule in allowed if rule.startswith("/dev/")]
+    numbers = [int(number) for rule in allowed for number in _RULE.findall(rule)]
     return {
         "runtime": runtime,
         "gpu": bool(mounts) or any("/dev/nvidia" in name for name in names) or _NVIDIA_MAJOR in numbers,
@@ -82,9 +91,7 @@ def describe(text: str, runtime: str, majors: Union[Facts, Unknown]) -> Facts:
         "allow_rules": allowed,
         "allowed_majors": sorted(set(numbers)),
         "devices": devices,
-        "enforced": enforced,
-        "missing_drivers": _missing(numbers, names, majors) if enforced else {},
-        "foreign_majors": _foreign(numbers, majors) if enforced else [],
+        "enforced": bool(allowed) and not open_to_all and not (runtime == "proxmox" and unprivileged),
         "memory_limit_mib": _number(pairs, "memory"),
         "cores": _number(pairs, "cores"),
         "cpuset": next((value for key, value in pairs if key.endswith("cpuset.cpus")), None),
@@ -98,36 +105,6 @@ def _allow_list(pairs: list[tuple[str, str]]) -> tuple[list[str], bool]:
         if key in ("lxc.cgroup2.devices.allow", "lxc.cgroup.devices.allow"):
             rules = [*rules, value] if value else []
     return rules, any(rule == "a" or rule.startswith("a ") for rule in rules)
-
-
-def _missing(numbers: list[int], names: list[str], majors: Union[Facts, Unknown]) -> Union[Facts, Unknown]:
-    """Return {driver: its major now} of the needed drivers that no rule lets through."""
-    if isinstance(majors, Unknown):
-        return majors
-    wanted = {
-        driver: majors.get(driver, majors.get(_OLD_NAME)) if driver == NEEDED[0] else majors.get(driver)
-        for driver in NEEDED
-    }
-    return {
-        driver: major
-        for driver, major in wanted.items()
-        if major is not None
-        and major not in numbers
-        and f"/dev/{driver}" not in {name.split()[0] for name in names}
-    }
-
-
-def _foreign(numbers: list[int], majors: Union[Facts, Unknown]) -> Union[list[Facts], Unknown]:
-    """Return the dynamic majors that are let through and belong to another driver, or to none."""
-    if isinstance(majors, Unknown):
-        return majors
-    owners = {major: name for name, major in majors.items()}
-    found = [
-        {"major": number, "owner": owners.get(number)}
-        for number in sorted(set(numbers))
-        if number in _DYNAMIC
-    ]
-    return [one for one in found if one["owner"] is None or not str(one["owner"]).startswith("nvidia")]
 
 
 def _number(pairs: list[tuple[str, str]], name: str) -> Optional[int]:
