@@ -251,9 +251,8 @@ def _small_host(root: Path, machine: str) -> None:
     """Write a one-socket host whose GPUs hang below a switch, or carry one, or use a narrow slot."""
     tree = HostTree(str(root))
     pci = PciWriter(tree, Topology())
-    for number, line in enumerate(("kernel/osrelease 6.8.12-9-pve", "kernel/numa_balancing 0")):
-        name, text = line.split()
-        tree.file(f"proc/sys/{name}", text if number else "6.8.12-9-pve")
+    tree.file("proc/sys/kernel/osrelease", "6.8.12-9-pve")
+    tree.file("proc/sys/kernel/numa_balancing", 0)
     tree.file("proc/cmdline", "root=/dev/sda1 ro")
     tree.directory("sys/kernel/iommu_groups")
     tree.file("sys/devices/system/node/node0/cpulist", "0-127")

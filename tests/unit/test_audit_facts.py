@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_tuning.facts import collect, devices, kernel_log, nvidia_smi, pci_extended, smbios, system
+from gpu_tuning.facts import collect, devices, kernel_log, nvidia_smi, pci_extended, reader, smbios, system
 from gpu_tuning.facts.reader import Host, Unknown, colon_fields, format_ranges, parse_ranges
 from support.play import REPO
 from support.shared import shared
@@ -368,6 +368,17 @@ def test_a_container_cannot_lead_the_reader_out_of_its_root(tmp_path: Path) -> N
     assert packages(str(root), ["/opt/venv"]) == {}
 
 
+def test_a_process_that_says_nonsense_is_no_crash(tmp_path: Path) -> None:
+    for name in ("comm", "cgroup", "cmdline", "environ", "status", "limits", "mounts"):
+        (tmp_path / "proc/7").mkdir(parents=True, exist_ok=True)
+        text = b"\xff Max locked memory\nMax locked memory\nMax open files x\n/dev/shm /dev/shm x size=k\0=\0"
+        (tmp_path / "proc/7" / name).write_bytes(text)
+    (tmp_path / "proc/7/fd").mkdir()
+    (tmp_path / "proc/7/fd/3").symlink_to("/dev/nvidia0")
+    facts = collect(Host.from_options({"sysfs_root": str(tmp_path / "sys")}))[0]
+    assert [process["gpu_nodes"] for process in facts["gpu_processes"]] == [["nvidia0"]]
+
+
 def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     from gpu_tuning.facts.reader import read_text
 
@@ -375,3 +386,35 @@ def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     answer = read_text(str(tmp_path / "pipe"))
     assert isinstance(answer, Unknown)
     assert "not a regular file" in answer.reason
+
+
+GARBAGE = (
+    b"",
+    b"\n",
+    b"x",
+    b"-1",
+    b"1 2 3",
+    b"a: b: c\n",
+    b"\xff" * 4096,
+    b"\0" * 64,
+    b"9" * 400,
+    b"0-\n,,-3",
+    b"[x",
+)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_files_that_say_nonsense_are_no_crash(
+    recorded: Path, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file but those that say what a PCI function is."""
+    drain = reader._drain
+
+    def lie(handle: int, limit: int) -> bytes:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))
+        return drain(handle, limit) if name in ("vendor", "device", "class") else garbage
+
+    monkeypatch.setattr(reader, "_drain", lie)
+    facts, unknown, absent = collect(Host.from_options({"sysfs_root": str(recorded / "sys")}))
+    json.dumps([facts, unknown, absent])
+    assert facts["gpu_count"] == 8

@@ -53,7 +53,7 @@ def _identity(host: Host) -> Facts:
 
 
 def _number(text: Any, otherwise: Unknown) -> Union[int, Unknown]:
-    return int(text) if isinstance(text, str) and text.isdigit() else otherwise
+    return int(text) if isinstance(text, str) and text.isdecimal() else otherwise
 
 
 def _counts(base: str) -> Facts:

@@ -11,6 +11,7 @@ from .reader import (
     absent,
     colon_fields,
     names_in,
+    numbers_in,
     read_bytes,
     read_choice,
     read_int,
@@ -38,9 +39,9 @@ def _meminfo(host: Host) -> Facts:
     names.update({"swap_total_bytes": "SwapTotal", "swap_free_bytes": "SwapFree"})
     if isinstance(text, Unknown):
         return dict.fromkeys(names, text)
-    fields = colon_fields(text)
+    sizes = {name: numbers_in(value)[:1] for name, value in colon_fields(text).items()}
     return {
-        name: int(fields[field].split()[0]) * 1024 if field in fields else Unknown(f"{path} has no {field}")
+        name: sizes[field][0] * 1024 if sizes.get(field) else Unknown(f"{path} gives no {field}")
         for name, field in names.items()
     }
 

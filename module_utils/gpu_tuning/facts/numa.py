@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Union
 
-from .reader import Facts, Host, Unknown, absent, format_ranges, numbered, parse_ranges, read_text
+from .reader import Facts, Host, Unknown, absent, format_ranges, numbered, numbers_in, parse_ranges, read_text
 
 _MEMORY = re.compile(r"^Node \d+ (\w+):\s+(\d+) kB", re.MULTILINE)
 
@@ -39,7 +39,10 @@ def _cpus(folder: str) -> Union[str, Unknown]:
     mask = read_text(f"{folder}/cpumap")
     if isinstance(mask, Unknown):
         return read_text(f"{folder}/cpulist")
-    bits = int(mask.replace(",", ""), 16)
+    try:
+        bits = int(mask.replace(",", ""), 16)
+    except ValueError:
+        return Unknown(f"{folder}/cpumap holds no mask: {mask[:40]!r}")
     return format_ranges(number for number in range(bits.bit_length()) if bits >> number & 1)
 
 
@@ -54,7 +57,7 @@ def _node(base: str, number: int) -> Facts:
         "id": number,
         "cpus": cpus,
         "cpu_count": 0 if isinstance(cpus, Unknown) else len(parse_ranges(cpus)),
-        "distances": [] if isinstance(distances, Unknown) else [int(part) for part in distances.split()],
+        "distances": [] if isinstance(distances, Unknown) else numbers_in(distances),
         "memory_total_bytes": int(kilobytes["MemTotal"]) * 1024 if "MemTotal" in kilobytes else lost,
         "memory_free_bytes": int(kilobytes["MemFree"]) * 1024 if "MemFree" in kilobytes else lost,
     }

@@ -101,7 +101,7 @@ def _information(host: Host, address: str) -> Union[Facts, Unknown]:
     minor = fields.get("Device Minor", "")
     return {
         "model": fields.get("Model"),
-        "minor": int(minor) if minor.isdigit() else None,
+        "minor": int(minor) if minor.isdecimal() else None,
         "video_bios": fields.get("Video BIOS"),
         "gsp_firmware": fields.get("GPU Firmware"),
         "excluded": fields.get("GPU Excluded", "No") == "Yes",

@@ -16,6 +16,7 @@ from .reader import (
     absent,
     link_name,
     names_in,
+    numbers_in,
     read_bytes,
     read_choice,
     read_int,
@@ -143,7 +144,7 @@ def _speed(path: str) -> Union[float, Unknown]:
     text = read_text(path)
     if isinstance(text, Unknown):
         return text
-    match = re.match(r"([0-9.]+) ?GT/s", text)
+    match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text)
     return float(match.group(1)) if match else Unknown(f"{path} says {text!r}")
 
 
@@ -194,7 +195,7 @@ def _counts(path: str) -> Union[Facts, Unknown]:
     if isinstance(text, Unknown):
         return text
     pairs = [line.split() for line in text.splitlines() if len(line.split()) == 2]
-    counts = {name: int(number) for name, number in pairs if number.isdigit()}
+    counts = {name: numbers_in(number)[0] for name, number in pairs if numbers_in(number)}
     kinds = {name: number for name, number in counts.items() if number and not name.startswith("TOTAL")}
     return {"total": sum(kinds.values()), "kinds": kinds}
 
@@ -252,8 +253,7 @@ def bars(host: Host, address: str) -> Facts:
     if isinstance(text, Unknown):
         return {"sizes": text, "largest_bytes": text, "unassigned": text, "resizable_to_bytes": text}
     sizes, unassigned = {}, []
-    for number, line in enumerate(text.splitlines()[:6]):
-        start, end, flags = (int(part, 16) for part in line.split())
+    for number, (start, end, flags) in enumerate(_resources(text)[:6]):
         if not flags & _MEMORY:
             continue
         sizes[str(number)] = end - start + 1 if end > start else 0
@@ -269,6 +269,12 @@ def bars(host: Host, address: str) -> Facts:
         if known
         else absent(f"{folder} has no resourceN_resize: no resizable BAR, or a kernel before 6.1"),
     }
+
+
+def _resources(text: str) -> list[tuple[int, int, int]]:
+    """Return (first address, last address, flags) of each line of a ``resource`` file."""
+    line = re.compile(r"^0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})$", re.MULTILINE)
+    return [(int(start, 16), int(end, 16), int(flags, 16)) for start, end, flags in line.findall(text)]
 
 
 def _resizable_to(folder: str, number: int) -> Optional[int]:

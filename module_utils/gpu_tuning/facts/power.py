@@ -88,7 +88,7 @@ def _policy_cpus(policy: str) -> list[int]:
     text = read_text(f"{policy}/affected_cpus")
     if not isinstance(text, Unknown):
         return parse_ranges(text.replace(" ", ","))
-    digits = "".join(c for c in policy.replace("/cpufreq", "").rsplit("/", 1)[-1] if c.isdigit())
+    digits = "".join(c for c in policy.replace("/cpufreq", "").rsplit("/", 1)[-1] if c.isdecimal())
     return [int(digits)] if digits else []
 
 

@@ -19,6 +19,7 @@ from .reader import (
     absent,
     colon_fields,
     names_in,
+    numbers_in,
     parse_ranges,
     read_bytes,
     read_text,
@@ -45,7 +46,7 @@ _MOST = 64  # processes with a GPU that are described
 def pids(host: Host) -> list[int]:
     """Return the process ids."""
     try:
-        return sorted(int(name) for name in os.listdir(host.procfs) if name.isdigit())
+        return sorted(int(name) for name in os.listdir(host.procfs) if name.isdecimal())
     except OSError:
         return []
 
@@ -198,7 +199,7 @@ def _options(arguments: list[str]) -> Facts:
         name, equals, value = argument.partition("=")
         if not equals and place + 1 < len(arguments):
             value = arguments[place + 1]
-        if name in wanted and value.isdigit():
+        if name in wanted and value.isdecimal():
             found[wanted[name]] = int(value)
     found["cuda_graphs_disabled"] = bool({"--disable-cuda-graph", "--enforce-eager"} & set(arguments))
     return found
@@ -212,8 +213,8 @@ def _limit(host: Host, pid: Union[int, str], name: str) -> Union[int, Unknown]:
         return text
     for line in text.splitlines():
         if line.startswith(name):
-            soft = line[len(name) :].split()[0]
-            return -1 if soft == "unlimited" else int(soft)
+            soft = line[len(name) :].split()[:1]
+            return -1 if soft == ["unlimited"] else next(iter(numbers_in(" ".join(soft))), -1)
     return Unknown(f"{path} has no {name!r}")
 
 

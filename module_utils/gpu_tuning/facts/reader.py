@@ -84,6 +84,10 @@ class Host:
         return os.path.join(self.sysfs, *parts)
 
 
+_LONGEST_NUMBER = 20  # digits of 64 bits
+_MOST_IN_RANGE = 1 << 16  # more CPUs or nodes than any kernel counts: the file holds something else
+
+
 def failure(path: str, error: OSError) -> Unknown:
     """Say in one sentence why a path could not be read."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -136,9 +140,14 @@ def read_int(path: str, base: int = 10) -> Number:
     if isinstance(text, Unknown):
         return text
     try:
-        return int(text, base)
+        return int(text[:_LONGEST_NUMBER], base)
     except ValueError:
         return Unknown(f"{path} holds no number: {text[:40]!r}")
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the whole numbers among a text's words."""
+    return [int(word) for word in text.split() if word.isdecimal() and len(word) < 20]
 
 
 def read_flag(path: str) -> Union[bool, Unknown]:
@@ -167,7 +176,7 @@ def names_in(path: str) -> list[str]:
 def numbered(path: str, prefix: str) -> list[int]:
     """Return the numbers N of a directory's entries called <prefix>N, in order."""
     found = [name[len(prefix) :] for name in names_in(path) if name.startswith(prefix)]
-    return sorted(int(number) for number in found if number.isdigit())
+    return sorted(int(number) for number in found if number.isdecimal())
 
 
 def link_name(path: str) -> Optional[str]:
@@ -183,8 +192,9 @@ def parse_ranges(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.replace("\n", ",").split(","):
         first, _dash, last = part.strip().partition("-")
-        if first.isdigit():
-            numbers.extend(range(int(first), int(last if last.isdigit() else first) + 1))
+        if first.isdecimal() and len(first) < 8:
+            end = int(last) if last.isdecimal() and len(last) < 8 else int(first)
+            numbers.extend(range(int(first), min(end, int(first) + _MOST_IN_RANGE) + 1))
     return numbers
 
 
