@@ -114,12 +114,25 @@ def test_the_newest_records_rows_are_the_settings_and_its_document_gets_the_sect
     first = record_of(tmp_path, "2026-01-01T000000Z", "60")
     recorded(tmp_path, bare("old", 1), keep_baseline=True)
     second = record_of(tmp_path, "2026-01-02T000000Z", "10")
+    rows = [
+        {
+            "outcome": "finding",
+            "severity": "P1",
+            "title": "ACS redirects",
+            "remedy": "Clear it.",
+            "effect": "50 GB/s",
+        },
+        {"outcome": "clear", "severity": "P0", "title": "fine", "remedy": "nothing", "effect": ""},
+    ]
+    (second / "audit.json").write_text(json.dumps({"rows": rows}))
     found = recorded(tmp_path, bare("new", 2))
     assert set(found["verdicts"]) >= {"fabric.push.same", "inference.throughput.c10"}
     report = json.loads(pathlib.Path(found["report_json"]).read_text())
     assert report["differences"] == [
         {"part": "settings", "name": "sysctl:vm.swappiness", "before": "60", "after": "10", "expected": True}
     ]
+    assert report["next_steps"][0] == "[P1] ACS redirects: Clear it. 50 GB/s"
+    assert not any("fine" in step for step in report["next_steps"])
     assert "## Benchmark: new" in (second / "system-improve.md").read_text()
     assert "## Benchmark: old" in (first / "system-improve.md").read_text()
     assert (second / "system-improve.md").read_text().startswith("# Tuned\n")
