@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -47,6 +46,10 @@ def boot_id(procfs_root: str) -> str:
     return read_line(os.path.join(procfs_root, "sys/kernel/random/boot_id")) or NO_BOOT_ID
 
 
+class JournalBusy(JournalError):
+    """Another run holds the journal: trying again later helps."""
+
+
 class Journal:
     """The recorded values of one boot. Use inside ``locked()`` for anything that writes."""
 
@@ -76,7 +79,7 @@ class Journal:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-                raise JournalError(
+                raise JournalBusy(
                     f"another run (process {holder}) is tuning this host and holds {self.directory}/lock: "
                     "nothing was changed; run again when it has finished"
                 ) from None
@@ -189,6 +192,8 @@ def _private_directory(path: str, strict: bool) -> None:
 
 def _replace(path: str, text: str) -> None:
     """Write a file whole: temporary file beside it, synced, renamed over it, directory synced."""
+    import tempfile  # a check never gets here, and this would be a tenth of its time
+
     directory = os.path.dirname(path)
     fd, temporary = tempfile.mkstemp(prefix=".journal-", suffix=".tmp", dir=directory)
     try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
 from typing import Optional
 
 from .engine import Kind, Refused, not_applicable
@@ -122,6 +121,8 @@ class KernelModules(Kind):
     def _run(self, *arguments: str) -> None:
         if self.modprobe is None:
             raise Refused(FAILED, "a recorded machine has no kernel to change modules of")
+        import subprocess  # a check seldom gets here, and this would be a tenth of its time
+
         try:
             done = subprocess.run(
                 [self.modprobe, *arguments],

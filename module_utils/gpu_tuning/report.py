@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Optional
 
+from .drift import drifted as drifted
 from .policy import TEXTS, Fix, belongs
 from .rows import (
     CHANGED,
@@ -71,22 +72,6 @@ def _verified(row: Row, fresh: Optional[Row]) -> Row:
         "another program sets it; look for tuned, a cron job or a container"
     )
     return row.with_status(OVERRIDDEN, reason, after=fresh.before)
-
-
-def drifted(fresh: list[Row]) -> list[Row]:
-    """Return the rows of a pass that only looks: what is not as desired has been undone, or never done."""
-    return [_drifted(row) for row in fresh]
-
-
-def _drifted(row: Row) -> Row:
-    row = row.with_status(row.status, row.reason, after=row.before)
-    if row.status != WOULD_CHANGE:
-        return row
-    reason = (
-        f"reads {row.before}, the policy asks for {row.desired}: not applied since the boot, or undone "
-        "by a driver reload, another tool or a rollback"
-    )
-    return row.with_status(OVERRIDDEN, reason)
 
 
 def outcomes(fixes: dict[str, Fix], rows: list[Row]) -> list[dict[str, Any]]:
