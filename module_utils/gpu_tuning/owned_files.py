@@ -16,7 +16,7 @@ from typing import Optional, Union
 
 from .engine import Kind, Refused
 from .journal import Entry
-from .kernel_files import READ_LIMIT, read_bytes
+from .kernel_files import READ_LIMIT, error_text, read_bytes
 from .rows import FAILED, WOULD_CHANGE, Row, Value
 
 MARK = "Managed by gpu_tuning"
@@ -88,18 +88,27 @@ class OwnedFiles(Kind):
         return CURRENT if file.same(found, file.content) else OUTDATED
 
     def write(self, row: Row) -> None:
-        """Put the file in its place whole, or remove it. Raises OSError."""
+        """Put the file in its place whole, or remove it. Raises Refused."""
         file = self.files[row.target]
-        if not file.wanted:
-            os.unlink(file.path)
-        elif file.target is not None:
-            _replace_link(file.path, file.target)
-        else:
-            replace_file(file.path, file.content, file.mode)
+        try:
+            _put(file)
+        except OSError as error:
+            action = "write" if file.wanted else "remove"
+            reason = f"cannot {action} {file.path}: {error_text(error)}: it is {row.before} as before"
+            raise Refused(FAILED, f"{reason}; make room or permission there and run again") from error
 
     def recorded_row(self, entry: Entry) -> Row:
         """Files are not journalled."""
         raise NotImplementedError
+
+
+def _put(file: OwnedFile) -> None:
+    if not file.wanted:
+        os.unlink(file.path)
+    elif file.target is not None:
+        _replace_link(file.path, file.target)
+    else:
+        replace_file(file.path, file.content, file.mode)
 
 
 def is_ours(file: OwnedFile, found: Union[bytes, str]) -> bool:

@@ -54,7 +54,8 @@ def _persist(sections: Sections, options: Options, places: Places, check: bool) 
     files = persist_files.everything(
         places, document, sysctls, modules, options["python"], options["check_minutes"], archive
     )
-    rows, shown = _put(files, check, document["directories"])
+    shown = _differences(files)
+    rows = OwnedFiles(files).capture() if check else _written(files, document["directories"], places)
     if not check:
         rows += _tell_daemons(places, [CHECK_TIMER], rows)
     planned = {file.path: file.content.decode() for file in files if file.wanted and _is_text(file)}
@@ -111,7 +112,8 @@ def _directories(places: Places) -> list[str]:
     paths = [file.path for file in persist_files.nothing(places, places.default_textfile)[:-1]]
     paths = [path for path in paths if path != places.default_textfile]
     known = recorded(places).get("directories") or []
-    return [*known, *(each for each in missing_directories([places.policy, *paths]) if each not in known)]
+    missing = missing_directories(paths)
+    return [*known, *(each for each in missing if each not in (*known, *places.own_directories))]
 
 
 def recorded(places: Places) -> dict[str, Any]:
@@ -124,26 +126,34 @@ def recorded(places: Places) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _put(
-    files: list[OwnedFile], check: bool, directories: list[str]
-) -> tuple[list[Row], list[dict[str, str]]]:
-    """Write or remove the files; return their rows and the texts that differ."""
-    kind = OwnedFiles(files)
-    captured = kind.capture()
-    changing = {row.target for row in captured if row.status == WOULD_CHANGE}
-    shown = [text for file in files if file.path in changing for text in _difference(file)]
-    if check:
-        return captured, shown
+def _written(files: list[OwnedFile], directories: list[str], places: Places) -> list[Row]:
+    """Write the policy, make the directories it names, write the rest. Raises BadInput without a directory.
+
+    In this order a run that is killed at any point leaves nothing that an unpersist does not find.
+    """
     wanted = {os.path.dirname(file.path) for file in files if file.wanted}
     needed = [each for each in directories if any(f"{path}/".startswith(f"{each}/") for path in wanted)]
     try:
-        make_directories(needed)
+        policy, agents = places.own_directories
+        make_directories([policy])
+        rows = _put(files[:1])
+        make_directories([*needed, agents])
     except OSError as error:
         raise tuner.BadInput(
             f"cannot make {error.filename}: {error.strerror}: the settings are applied until the next "
             "reboot, nothing was persisted"
         ) from error
-    return written([(kind, row) for row in captured]), shown
+    return rows + _put(files[1:])
+
+
+def _put(files: list[OwnedFile]) -> list[Row]:
+    kind = OwnedFiles(files)
+    return written([(kind, row) for row in kind.capture()])
+
+
+def _differences(files: list[OwnedFile]) -> list[dict[str, str]]:
+    changing = {row.target for row in OwnedFiles(files).capture() if row.status == WOULD_CHANGE}
+    return [text for file in files if file.path in changing for text in _difference(file)]
 
 
 def _is_text(file: OwnedFile) -> bool:
@@ -186,9 +196,10 @@ def _remove(options: Options, places: Places, check: bool) -> dict[str, Any]:
     if not check and places.live and any(os.path.lexists(file.path) for file in files):
         for unit in (CHECK_TIMER, APPLY_UNIT):
             _told(["systemctl", "stop", unit])
-    rows, shown = _put(files, check, [])
+    shown = _differences(files)
+    rows = OwnedFiles(files).capture() if check else _put(files)
     if not check:
-        remove_empty(document.get("directories") or [])
+        remove_empty([*(document.get("directories") or []), *places.own_directories])
         rows += _tell_daemons(places, [], rows)
     return _result({"diff": [*diff(rows), *shown]}, rows, places, {})
 

@@ -38,8 +38,9 @@ After=systemd-modules-load.service systemd-sysctl.service tuned.service
 [Service]
 Type=oneshot
 ExecStart={command} apply{arguments}
-# 75: a play holds the journal.
-RestartForceExitStatus=75
+# 75, a play holds the journal: try again. 1 and 2 would stay as they are.
+Restart=on-failure
+RestartPreventExitStatus=1 2
 RestartSec=5
 {state}{hardening}{install}"""
 

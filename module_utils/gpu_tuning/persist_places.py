@@ -73,6 +73,11 @@ class Places:
         return os.path.join(self.usr, "local/lib/gpu-tuning/gpu-tuning.pyz")
 
     @property
+    def own_directories(self) -> tuple[str, str]:
+        """Directories that bear our name: the policy's and the agent's."""
+        return os.path.dirname(self.policy), os.path.dirname(self.agent)
+
+    @property
     def drop_in(self) -> str:
         """The sysctls."""
         return os.path.join(self.etc, "sysctl.d", DROP_IN)
