@@ -31,6 +31,7 @@ options:
   modprobe:
     description:
       - The command that loads modules. On a recorded machine nothing is loaded unless this is given.
+      - The C(rmmod) beside it unloads them, since C(modprobe --remove) unloads what they depend on, too.
     type: path
   state:
     description:

@@ -12,7 +12,7 @@ import os
 import re
 from typing import Optional
 
-from .engine import Kind, Refused, not_applicable, writable
+from .engine import Kind, Refused, explained, not_applicable, writable
 from .journal import Entry
 from .kernel_files import read_line, read_text, write_text
 from .rows import FAILED, NOT_APPLICABLE, OK, READ_ONLY, WOULD_CHANGE, Row, Value
@@ -21,7 +21,8 @@ ENABLED, DISABLED = "enabled", "disabled"
 
 #: C1 under the names drivers give it: C1, C1_ACPI, NHM-C1, C1-SNB. C1E is a deeper state.
 _C1 = re.compile(r"(?:\w+-)?C1(?:[-_]\w+)?\Z")
-_POLL = ("POLL", "C0")
+#: Waiting without sleeping: POLL today, C0 in old kernels, snooze on POWER.
+_POLL = ("POLL", "C0", "snooze")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,13 @@ class IdleStates(Kind):
 
     def capture(self) -> list[Row]:
         """Return a row per selected state and CPU, one per offline CPU, or one that says why none is."""
-        rows, states = [], []
-        for cpu in self._cpu_numbers():
-            if self._offline(cpu):
-                rows.append(_offline_row(cpu))
-            else:
-                states += self._states(cpu)
+        found = {cpu: [] if self._offline(cpu) else self._states(cpu) for cpu in self._cpu_numbers()}
+        states = [state for of_cpu in found.values() for state in of_cpu]
+        rows = [
+            self._row_without_states(cpu)
+            for cpu, of_cpu in found.items()
+            if not of_cpu and (states or self._offline(cpu))
+        ]
         selected = [state for state in states if self._selected(state)]
         rows += [self._captured(state) for state in selected]
         return rows if selected else [*rows, self._nothing_selected(states)]
@@ -117,7 +119,7 @@ class IdleStates(Kind):
         try:
             row.before = self.read(row)
         except (OSError, Refused) as error:
-            return self._lost(row, error)
+            return explained(row, error, "read")
         if wanted in (None, row.before):
             return row
         if not writable(self._paths[target]):
@@ -129,11 +131,20 @@ class IdleStates(Kind):
             return f"{state.name} is named by the policy (exit latency {int(state.latency_us)} us)"
         return f"exit latency {int(state.latency_us)} us is above the limit of {self.limit} us"
 
-    def _lost(self, row: Row, error: Exception) -> Row:
+    def _lost(self, row: Row, error: OSError) -> Exception:
+        """Return what an error means: that the CPU has gone offline, or just itself."""
         cpu = int(row.target.partition("/")[0][3:])
+        if not self._offline(cpu):
+            return error
+        return Refused(NOT_APPLICABLE, f"CPU offline: cpu{int(cpu)} went offline during the run")
+
+    def _row_without_states(self, cpu: int) -> Row:
+        target = f"cpu{int(cpu)}"
         if self._offline(cpu):
-            return row.with_status(NOT_APPLICABLE, f"CPU offline: cpu{int(cpu)} went offline during the run")
-        return row.with_status(FAILED, f"cannot read {self._paths[row.target]}: {error}")
+            reason = f"CPU offline: {target} is set when it comes online and the play runs again"
+        else:
+            reason = f"no idle states: {target} has none, unlike other CPUs here"
+        return not_applicable(self.kind, target, reason)
 
     def _nothing_selected(self, states: list[IdleState]) -> Row:
         """Say why no state is selected: none is there, none has the name, or all are quick enough."""
@@ -154,7 +165,10 @@ class IdleStates(Kind):
     def read(self, row: Row) -> Value:
         """Return "enabled" or "disabled"."""
         path = self._path(row.target)
-        text = read_text(path).strip()
+        try:
+            text = read_text(path).strip()
+        except OSError as error:
+            raise self._lost(row, error) from error
         if not text.isdigit():
             raise Refused(FAILED, f"{path} reads {text!r}, expected 0 or 1")
         return ENABLED if text == "0" else DISABLED
@@ -164,10 +178,7 @@ class IdleStates(Kind):
         try:
             write_text(self._path(row.target), "1\n" if row.desired == DISABLED else "0\n")
         except OSError as error:
-            lost = self._lost(row, error)
-            if lost.status == NOT_APPLICABLE:
-                raise Refused(lost.status, str(lost.reason)) from error
-            raise
+            raise self._lost(row, error) from error
 
     def _path(self, target: str) -> str:
         """Return a state's file; in a rollback the state is looked up by name, since numbers may move."""
@@ -190,10 +201,3 @@ class IdleStates(Kind):
         if self.names is not None:
             entries = {i: e for i, e in entries.items() if e["target"].partition("/")[2] in self.names}
         return super().restoring(entries)
-
-
-def _offline_row(cpu: int) -> Row:
-    target = f"cpu{int(cpu)}"
-    return not_applicable(
-        "cpuidle", target, f"CPU offline: cpu{int(cpu)} is set when it comes online and the play runs again"
-    )

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from .kernel_files import error_text, read_line
 VERSION = 1
 #: Recorded machines have no boot id; a live kernel always does.
 NO_BOOT_ID = "no-boot-id"
+
+_BOOT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*\Z")
 
 _ALREADY_BACK = "the recorded values are back, and the next rollback will only find them so"
 
@@ -42,8 +45,12 @@ class JournalError(CannotStart):
 
 
 def boot_id(procfs_root: str) -> str:
-    """Return the kernel's boot id (proc/sys/kernel/random/boot_id), NO_BOOT_ID on a recorded machine."""
-    return read_line(os.path.join(procfs_root, "sys/kernel/random/boot_id")) or NO_BOOT_ID
+    """Return the kernel's boot id (proc/sys/kernel/random/boot_id), NO_BOOT_ID on a recorded machine.
+
+    It becomes the name of a file, so what could be a path is no boot id.
+    """
+    found = read_line(os.path.join(procfs_root, "sys/kernel/random/boot_id")) or ""
+    return found if _BOOT_ID.match(found) else NO_BOOT_ID
 
 
 class JournalBusy(JournalError):
@@ -55,8 +62,9 @@ class Journal:
 
     def __init__(self, state_root: str, boot: str, kernel_release: Optional[str] = None) -> None:
         """Only remember where things are; nothing is read or written yet."""
-        self.state_root = state_root
-        self.directory = os.path.join(state_root, "journal")
+        # Without a slash at its end: lstat would follow a link.
+        self.state_root = os.path.abspath(state_root)
+        self.directory = os.path.join(self.state_root, "journal")
         self.boot = boot
         self.kernel_release = kernel_release
         self.created: Optional[str] = None
@@ -71,24 +79,29 @@ class Journal:
     def locked(self) -> Iterator[None]:
         """Hold the host's only writing place. Raises JournalError when another run has it."""
         with _explained("prepare", self.directory):
-            _private_directory(self.state_root, strict=False)
-            _private_directory(self.directory, strict=True)
+            # Who can write here could put values of their own in the journal, for root to restore.
+            _own_directory(self.state_root, "write to", stat.S_IWGRP | stat.S_IWOTH)
+            _own_directory(self.directory, "enter", stat.S_IRWXG | stat.S_IRWXO)
             fd = os.open(os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-                raise JournalBusy(
-                    f"another run (process {holder}) is tuning this host and holds {self.directory}/lock: "
-                    "nothing was changed; run again when it has finished"
-                ) from None
             with _explained("lock", self.directory):
-                os.pwrite(fd, b"%-31d\n" % os.getpid(), 0)
-            self._drop_leftovers()
+                self._take(fd)
+                self._drop_leftovers()
             yield
         finally:
             os.close(fd)
+
+    def _take(self, fd: int) -> None:
+        """Lock the file and write into it who has it. Raises JournalError when another run does."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            raise JournalBusy(
+                f"another run (process {holder}) is tuning this host and holds {self.directory}/lock: "
+                "nothing was changed; run again when it has finished"
+            ) from None
+        os.pwrite(fd, b"%-31d\n" % os.getpid(), 0)
 
     def _drop_leftovers(self) -> None:
         """Remove what a killed run was writing; the lock says that nobody is writing now."""
@@ -101,7 +114,7 @@ class Journal:
         try:
             with open(self.path, encoding="utf-8") as stream:
                 document = json.load(stream)
-            self.created, self.entries = document["created"], document["entries"]
+            self.created, self.entries = document["created"], _entries(document)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -174,19 +187,32 @@ def _explained(action: str, path: str, so_far: str = NOTHING_CHANGED) -> Iterato
         ) from error
 
 
-def _private_directory(path: str, strict: bool) -> None:
-    """Make a directory for root's eyes. ``strict``: refuse one that others can enter or that is a link."""
-    if not strict:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+def _entries(document: dict[str, Any]) -> dict[str, Entry]:
+    """Return a document's entries. Raises ValueError, KeyError or TypeError when it is not one of ours."""
+    if document["version"] != VERSION:
+        raise ValueError(f"its version is {document['version']!r}, this tool knows {VERSION}")
+    entries = document["entries"]
+    if not isinstance(entries, dict):
+        raise TypeError("entries is no object")
+    for identity, entry in entries.items():
+        names, values = (entry["kind"], entry["target"]), (entry["before"], entry["set"])
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"{identity} has no kind and target")
+        if not all(value is None or isinstance(value, (str, int)) for value in values):
+            raise TypeError(f"{identity} has values of no setting")
+    return entries
+
+
+def _own_directory(path: str, verb: str, forbidden: int) -> None:
+    """Make a directory for root's eyes, or refuse one that is a link, another user's or too open."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    if not strict:
-        return
     found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
         raise JournalError(
-            f"{path} must be a directory of the running user, mode 0700, no link and not open to others: "
-            "nothing was changed; correct it or choose another state_root"
+            f"{path} must be a directory of the running user, no link, that others cannot {verb}, "
+            "mode 0700: nothing was changed; correct it or choose another state_root"
         )
 
 

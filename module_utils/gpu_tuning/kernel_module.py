@@ -35,6 +35,15 @@ def wanted_module(name: str, requires: Optional[list[str]] = None) -> WantedModu
     return WantedModule(name.replace("-", "_"), tuple(requires or ()))
 
 
+def checked_modules(modules: list[WantedModule]) -> list[WantedModule]:
+    """Refuse a module that is named twice. Raises ValueError."""
+    names = [module.name for module in modules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is named twice: keep one of the two")
+    return modules
+
+
 class KernelModules(Kind):
     """Modules of one machine; a recorded machine has no kernel to load into unless ``modprobe`` is given."""
 
@@ -48,11 +57,11 @@ class KernelModules(Kind):
         sysfs_root: str = "/sys",
         modprobe: Optional[str] = None,
     ) -> None:
-        """Take checked modules; ``modprobe`` is the command's name or path."""
+        """Take checked modules; ``modprobe`` is the command's name or path, rmmod is beside it."""
         self.modules = modules
         self.procfs_root, self.sysfs_root = procfs_root, sysfs_root
-        live = os.path.realpath(sysfs_root) == "/sys"
-        self.modprobe = modprobe or ("modprobe" if live else None)
+        self.live = os.path.realpath(sysfs_root) == "/sys"
+        self.modprobe = modprobe or ("modprobe" if self.live else None)
 
     def capture(self) -> list[Row]:
         """Return a row per module."""
@@ -67,7 +76,7 @@ class KernelModules(Kind):
         if missing:
             return not_applicable(self.kind, wanted.name, missing, desired=LOADED)
         try:
-            self._run("--dry-run", wanted.name)
+            self._run("modprobe", "--dry-run", wanted.name)
         except Refused as refused:
             return row.with_status(refused.status, refused.reason)
         return row.with_status(WOULD_CHANGE, "not loaded")
@@ -103,7 +112,7 @@ class KernelModules(Kind):
     def _built_in(self) -> set[str]:
         """Return the built-in modules' names; only the running kernel's list is on the disk."""
         release = read_line(os.path.join(self.procfs_root, "sys/kernel/osrelease"))
-        if self.sysfs_root != "/sys" or release is None:
+        if not self.live or release is None:
             return set()
         try:
             lines = _lines(f"/lib/modules/{release}/modules.builtin")
@@ -112,30 +121,35 @@ class KernelModules(Kind):
         return {os.path.basename(line).partition(".ko")[0].replace("-", "_") for line in lines}
 
     def write(self, row: Row) -> None:
-        """Load or unload with modprobe(8), which knows dependencies, aliases and blacklists."""
+        """Load with modprobe(8), which knows dependencies, aliases and blacklists; unload with rmmod(8)."""
         if row.desired == LOADED:
-            self._run(row.target)
+            self._run("modprobe", row.target)
         else:
-            self._run("--remove", row.target)
+            # modprobe --remove takes along what nothing else uses: the GPU's driver, which was loaded before.
+            self._run("rmmod", row.target)
 
-    def _run(self, *arguments: str) -> None:
+    def _run(self, tool: str, *arguments: str) -> None:
         if self.modprobe is None:
             raise Refused(FAILED, "a recorded machine has no kernel to change modules of")
         import subprocess  # a check seldom gets here, and this would be a tenth of its time
 
+        command = self.modprobe if tool == "modprobe" else os.path.join(os.path.dirname(self.modprobe), tool)
+        path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         try:
             done = subprocess.run(
-                [self.modprobe, *arguments],
+                [command, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
+                errors="replace",
+                env={**os.environ, "LC_ALL": "C", "PATH": path},
                 check=False,
             )
         except OSError as error:
-            raise Refused(FAILED, f"cannot run {self.modprobe}: {error}: install kmod") from error
+            raise Refused(FAILED, f"cannot run {command}: {error}: install kmod") from error
         if done.returncode:
             said = " ".join(done.stderr.split()) or f"exit status {int(done.returncode)} and no word"
-            raise Refused(REJECTED, f"{self.modprobe} {' '.join(arguments)} failed: {said}")
+            raise Refused(REJECTED, f"{command} {' '.join(arguments)} failed: {said}")
 
     def recorded_row(self, entry: Entry) -> Row:
         """Return the row of a recorded module."""

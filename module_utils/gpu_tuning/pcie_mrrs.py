@@ -63,7 +63,7 @@ def selector(
 ) -> Selector:
     """Return a checked Selector. Raises ValueError with a sentence for the user."""
     if devices:
-        return Selector(addresses=tuple(_address(each) for each in devices))
+        return Selector(addresses=tuple(dict.fromkeys(_address(each) for each in devices)))
     return Selector(
         vendor=_hex_id("vendor", vendor, (4,)),
         device=_hex_id("device", device, (4,)),
@@ -180,6 +180,13 @@ class MaxReadRequests(Kind):
     def _permitted(self, row: Row, pcie: PcieCapability) -> Row:
         """Decide whether a write may be tried at all."""
         assert self.value is not None
+        if pcie.max_read_request_size not in MAX_READ_REQUEST_SIZES:
+            code = pcie.device_control >> 12 & 7
+            return row.with_status(
+                FAILED,
+                f"{row.target} has the reserved code {int(code)} as its MaxReadReq, which could not be given "
+                "back: left as it is; look for a firmware update",
+            )
         if self.value > pcie.max_payload_size and not self.allow_above_max_payload and self._bus_perf():
             return row.with_status(
                 REJECTED,
@@ -223,9 +230,10 @@ class MaxReadRequests(Kind):
 
     def write(self, row: Row) -> None:
         """Read Device Control, change bits 14:12, write that one register. Raises OSError or Refused."""
-        assert isinstance(row.desired, int)
+        if row.desired not in MAX_READ_REQUEST_SIZES:
+            raise Refused(FAILED, f"MaxReadReq cannot be {row.desired}, as the journal has it")
         pcie = self._pcie(row.target)
-        register = struct.pack("<H", with_max_read_request(pcie.device_control, row.desired))
+        register = struct.pack("<H", with_max_read_request(pcie.device_control, int(row.desired)))
         fd = os.open(self._attribute(row.target, "config"), os.O_WRONLY | os.O_CLOEXEC)
         try:
             if os.pwrite(fd, register, pcie.device_control_offset) != len(register):

@@ -41,7 +41,10 @@ def merged(policy: dict[str, Any], overrides: Optional[dict[str, Any]] = None) -
 
     Dicts merge, anything else replaces; null removes an option. Raises PolicyError.
     """
-    fixes = _merge(dict(policy), dict(overrides or {}))
+    for what, given in (("the policy", policy), ("overrides", overrides or {})):
+        if not isinstance(given, dict):
+            raise PolicyError(f"{what} must be a dict of fixes, each under its name, not {given!r}")
+    fixes = _merge(policy, overrides or {})
     for name, fix in fixes.items():
         _check(name, fix)
     _check_conflicts(fixes)
@@ -73,6 +76,8 @@ def _check(name: str, fix: Any) -> None:
         raise PolicyError(
             f"fix {name} must set exactly one of {', '.join(KIND_OF_SECTION)}, with its arguments"
         )
+    if not fix[section_of(fix)]:
+        raise PolicyError(f"fix {name} sets nothing: to drop it, override it with null")
 
 
 def _check_conflicts(fixes: dict[str, Fix]) -> None:
@@ -91,7 +96,7 @@ def _things(name: str, fix: Fix) -> list[str]:
     if "sysctl_snapshot" in fix:
         return [str(setting["name"]) for setting in _sysctl_settings(name, fix)]
     if "kernel_module" in fix:
-        return [str(module["name"]) for module in _modules(name, fix)]
+        return [str(module["name"]).replace("-", "_") for module in _modules(name, fix)]
     return [section_of(fix)]
 
 
@@ -111,7 +116,8 @@ def _sysctl_settings(name: str, fix: Fix) -> list[dict[str, str]]:
                     f"fix {name}: {key} must have a value or one of {', '.join(MATCHES)}, not {wanted}"
                 )
             ((match, value),) = wanted.items()
-        if isinstance(value, (bool, list, dict)):
+        # None would become the text "None", and a kernel takes any text for some keys.
+        if value is None or isinstance(value, (bool, list, dict)):
             raise PolicyError(f"fix {name}: {key} must be a number or a text in quotes, not {value!r}")
         try:
             settings.append({"name": canonical_name(key), "value": str(value), "match": match})

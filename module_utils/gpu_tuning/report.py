@@ -67,6 +67,8 @@ def _verified(row: Row, fresh: Optional[Row]) -> Row:
         return row
     if fresh.status == OK:
         return row.with_status(row.status, row.reason, after=fresh.before)
+    if fresh.before is None:
+        return row.with_status(fresh.status, fresh.reason, after=None)
     reason = (
         f"set and read back as {row.after}, but a moment later it reads {fresh.before}: "
         "another program sets it; look for tuned, a cron job or a container"
@@ -129,7 +131,11 @@ def _step(row: Row) -> str:
         return f"is {row.before}"
     if row.status == WOULD_CHANGE:
         return f"{row.before} -> {row.desired}"
-    return f"{row.before} -> {row.after}" if row.status == CHANGED else f"stays {row.before}"
+    if row.status == CHANGED:
+        return f"{row.before} -> {row.after}"
+    if row.after in (None, row.before):
+        return f"stays {row.before}"
+    return f"{row.before} -> {row.after} instead of {row.desired}"
 
 
 def cause(reason: Optional[str]) -> str:

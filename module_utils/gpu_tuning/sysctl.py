@@ -15,7 +15,7 @@ from typing import Optional
 from .engine import Kind, Refused, explained, writable
 from .journal import Entry
 from .kernel_files import GONE, read_text, write_text
-from .rows import FAILED, OK, READ_ONLY, UNSUPPORTED, WOULD_CHANGE, Row, Value
+from .rows import FAILED, NOT_APPLICABLE, OK, READ_ONLY, UNSUPPORTED, WOULD_CHANGE, Row, Value
 
 EXACT, MINIMUM, MAXIMUM = "exact", "minimum", "maximum"
 MATCHES = (EXACT, MINIMUM, MAXIMUM)
@@ -29,7 +29,8 @@ PARTNERS = {
 }
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_.:@+-]+\Z")
-_INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|[0-9]+)\Z")
+#: No kernel integer has more digits than a 64-bit octal one, 22 and the leading 0.
+_INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,23})\Z")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,9 @@ def components(name: str) -> list[str]:
         parts = name.split("/")
     else:
         parts = name.translate(str.maketrans("./", "/.")).split("/")
-    if len(parts) < 2 or any(not _COMPONENT.match(part) or part in (".", "..") for part in parts):
+    # sysctl.d(5) takes a leading dash as "ignore errors"; here it would silently be a key that is not there.
+    bad = any(not _COMPONENT.match(part) or part in (".", "..") for part in parts)
+    if len(parts) < 2 or bad or name.startswith("-"):
         raise ValueError(
             f"{name!r} is not a sysctl name: write it like vm.swappiness, vm/swappiness or "
             "net.ipv4.conf.eth0/100.rp_filter"
@@ -150,6 +153,8 @@ class Sysctls(Kind):
         self._raw: dict[str, str] = {}
         self._recorded_raw: dict[str, str] = {}
         self._zeroed_by_kernel: set[str] = set()
+        self._written: set[str] = set()
+        self._limits: dict[str, Setting] = {}
 
     def path(self, name: str) -> str:
         """Return the key's file."""
@@ -166,6 +171,8 @@ class Sysctls(Kind):
 
     def _captured(self, wanted: Setting) -> Row:
         row = Row(f"sysctl:{wanted.name}", self.kind, wanted.name, desired=wanted.value)
+        if wanted.match != EXACT:
+            self._limits[wanted.name] = wanted
         try:
             row.before = found = self.read(row)
             target = found if wanted.value is None else target_value(found, wanted)
@@ -212,10 +219,17 @@ class Sysctls(Kind):
         """Write the desired value, or the recorded text; leave to the kernel what it zeroes itself."""
         if row.target not in self._zeroed_by_kernel:
             write_text(self.path(row.target), self._recorded_raw.get(row.target, f"{row.desired}\n"))
+            self._written.add(row.target)
+        elif PARTNERS[row.target] not in self._written:
+            raise Refused(NOT_APPLICABLE, f"stays at {row.before}: {PARTNERS[row.target]} was not written")
 
     def satisfied(self, row: Row, value: Value) -> bool:
-        """Compare by tokens."""
-        return same_tokens(str(row.desired), str(value))
+        """Compare by tokens, or with the limit: a kernel may round a minimum up."""
+        limit, found = self._limits.get(row.target), str(value)
+        try:
+            return target_value(found, limit) == found if limit else same_tokens(str(row.desired), found)
+        except Refused:
+            return False
 
     def entry(self, row: Row, about_to_write: bool) -> Entry:
         """Keep the text as it was read too, so that a rollback gives back every tab."""
@@ -229,11 +243,12 @@ class Sysctls(Kind):
         """Give back the recorded text of all keys or the named ones; of a pair, write the non-zero one."""
         chosen = self._chosen(entries)
         before = {entry["target"]: entry["before"] for entry in chosen.values()}
-        self._recorded_raw = {entry["target"]: entry["raw"] for entry in chosen.values()}
+        self._recorded_raw = {e["target"]: e.get("raw", f"{e['before']}\n") for e in chosen.values()}
         self._zeroed_by_kernel = {
             name for name in before if before[name] == "0" and before.get(PARTNERS.get(name, ""), "0") != "0"
         }
-        return super().restoring(chosen)
+        # What the kernel zeroes comes last: by then it is known whether its partner was written.
+        return sorted(super().restoring(chosen), key=lambda row: row.target in self._zeroed_by_kernel)
 
     def _chosen(self, entries: dict[str, Entry]) -> dict[str, Entry]:
         if not self.settings:

@@ -16,7 +16,7 @@ from . import cpuidle, kernel_module, pcie_mrrs, sysctl
 from .engine import Kind, applied, captured, diff, restored
 from .journal import CannotStart, Journal, boot_id
 from .kernel_files import read_line
-from .rows import CHANGED, FAILURES, WOULD_CHANGE, Row
+from .rows import CHANGED, CLAMPED, FAILURES, WOULD_CHANGE, Row
 
 CAPTURED, APPLIED, RESTORED = "captured", "applied", "restored"
 STATES = (CAPTURED, APPLIED, RESTORED)
@@ -75,7 +75,7 @@ def _max_read_requests(arguments: Arguments) -> Kind:
 
 
 def _idle_states(arguments: Arguments) -> Kind:
-    limit, names = arguments["max_exit_latency_us"], arguments["names"]
+    limit, names = arguments["max_exit_latency_us"], arguments["names"] or None
     if limit is not None and limit < 0:
         raise ValueError(f"max_exit_latency_us cannot be {int(limit)}: give microseconds, 0 or more")
     return cpuidle.IdleStates(
@@ -86,7 +86,10 @@ def _idle_states(arguments: Arguments) -> Kind:
 def _kernel_modules(arguments: Arguments) -> Kind:
     wanted = [kernel_module.wanted_module(m["name"], m["requires"]) for m in arguments["modules"] or ()]
     return kernel_module.KernelModules(
-        wanted, arguments["procfs_root"], arguments["sysfs_root"], arguments["modprobe"]
+        kernel_module.checked_modules(wanted),
+        arguments["procfs_root"],
+        arguments["sysfs_root"],
+        arguments["modprobe"],
     )
 
 
@@ -170,7 +173,7 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
     if common["state"] != CAPTURED and not check:
         _check_privilege(common)
     rows = _rows(kinds, common, journal, check)
-    changed = common["state"] != CAPTURED and any(row.status in (CHANGED, WOULD_CHANGE) for row in rows)
+    changed = common["state"] != CAPTURED and any(_changes(row) for row in rows)
     return {
         "changed": changed,
         "rows": [row.as_dict() for row in rows],
@@ -181,6 +184,11 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
         "recorded": {identity: entry["before"] for identity, entry in journal.entries.items()},
         **_failure(rows, common["state"]),
     }
+
+
+def _changes(row: Row) -> bool:
+    """Tell whether the host is, or would be, another than before: also by a value that was clamped."""
+    return row.status in (CHANGED, WOULD_CHANGE) or (row.status == CLAMPED and row.after != row.before)
 
 
 def _kind(name: str, arguments: Arguments, state: str) -> Kind:

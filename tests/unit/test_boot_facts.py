@@ -19,13 +19,13 @@ BUFFER = "at_boot:sysctl:net.core.rmem_max"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> PersistedHost:
+def host(memory_path: Path) -> PersistedHost:
     """A host with no more than the files that the facts are made of."""
-    host = PersistedHost(tmp_path)
+    host = PersistedHost(memory_path)
     host.write("proc/sys/vm/swappiness", "60\n")
     host.write("proc/sys/net/core/rmem_max", "212992\n")
     for tree in ("sys", "etc"):
-        (tmp_path / tree).mkdir()
+        (memory_path / tree).mkdir()
     return host
 
 
@@ -150,10 +150,10 @@ LINES = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.dictionaries(st.tuples(FOLDERS, NAMES), LINES, max_size=5))
 def test_systemd_reads_the_same_files_in_the_same_order(
-    tmp_path: Path, files: dict[tuple[str, str], list[str]]
+    memory_path: Path, files: dict[tuple[str, str], list[str]]
 ) -> None:
-    shutil.rmtree(tmp_path / "host", ignore_errors=True)
-    host = PersistedHost(tmp_path / "host")
+    shutil.rmtree(memory_path / "host", ignore_errors=True)
+    host = PersistedHost(memory_path / "host")
     host.root.mkdir()
     for (folder, name), lines in files.items():
         host.write(f"{folder}/sysctl.d/{name}", "\n".join(lines) + "\n")

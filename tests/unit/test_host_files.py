@@ -25,8 +25,8 @@ HAS_UDEVADM_VERIFY = (
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> PersistedHost:
-    host = PersistedHost(make_recorded_host(tmp_path / "host"))
+def host(memory_path: Path) -> PersistedHost:
+    host = PersistedHost(make_recorded_host(memory_path / "host"))
     host.run(persist.PERSISTED)
     return host
 

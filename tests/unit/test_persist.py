@@ -17,8 +17,8 @@ DROP_IN = "etc/sysctl.d/90-gpu-tuning.conf"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> PersistedHost:
-    return PersistedHost(make_recorded_host(tmp_path / "host"))
+def host(memory_path: Path) -> PersistedHost:
+    return PersistedHost(make_recorded_host(memory_path / "host"))
 
 
 def outside_state(host: PersistedHost) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# No example may depend on how busy the machine is; and none is kept on the disk.
+hypothesis.settings.register_profile("repo", deadline=None, database=None)
+hypothesis.settings.load_profile("repo")
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """Give a new folder in memory, as procfs and sysfs are: the journal's fsyncs cost nothing there.
+
+    The very same tests take minutes beside a program that keeps the disk busy.
+    """
+    memory = "/dev/shm"
+    place = memory if os.path.ismount(memory) and os.access(memory, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="gpu-tuning-", dir=place))
+    yield folder
+    shutil.rmtree(folder)
