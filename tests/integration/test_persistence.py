@@ -14,7 +14,8 @@ from support.persisted import PersistedHost
 from support.tree import changed_paths, make_recorded_host, manifest
 
 REPO = Path(__file__).resolve().parents[2]
-PLAYBOOK = os.environ.get("GPU_TUNING_ANSIBLE_PLAYBOOK") or str(Path(sys.executable).parent / "ansible-playbook")
+BESIDE_PYTHON = str(Path(sys.executable).parent / "ansible-playbook")
+PLAYBOOK = os.environ.get("GPU_TUNING_ANSIBLE_PLAYBOOK") or BESIDE_PYTHON
 
 
 @pytest.fixture
