@@ -38,12 +38,23 @@ class ActionModule(ActionBase):
             return {**result, "skipped": True}
         rows = report.rows_from(given["result"]["rows"])
         failing = report.failing(rows, given.get("strict") or (), given.get("lenient") or ())
-        words = [headline(rows, failing), *drift.lines(failing), *others(given["result"])]
-        verdict = {"msg": words, "failed": bool(failing), "changed": False, "_ansible_verbose_always": True}
+        verdict = verdict_of(headline(rows, failing), drift.lines(failing), others(given["result"]))
         if given.get("junit_root"):
             host = str((task_vars or {}).get("inventory_hostname", "host"))
             verdict = _written(verdict, Path(given["junit_root"]), host, rows, failing)
         return {**result, **verdict}
+
+
+def verdict_of(head: str, differences: list[str], remarks: list[str]) -> dict[str, Any]:
+    """Return the result: lines for people, and the same apart for whoever shows many hosts."""
+    return {
+        "msg": [head, *differences, *remarks],
+        "headline": head,
+        "differences": differences,
+        "failed": bool(differences),
+        "changed": False,
+        "_ansible_verbose_always": True,
+    }
 
 
 def headline(rows: list[Row], failing: list[Row]) -> str:
