@@ -78,7 +78,7 @@ def persisted(folder: Path, python: str) -> list[str]:
 
     make_host.main([str(folder / "host")])
     host = PersistedHost(folder / "host")
-    host.write("var/lib/prometheus/node-exporter/gpu_tuning.prom", "")
+    (host.root / "var/lib/prometheus/node-exporter").mkdir(parents=True)
     persist.run(policy(), {**host.options(persist.PERSISTED), "python": python}, False)
     archive = host.root / "usr/local/lib/gpu-tuning/gpu-tuning.pyz"
     return [python, "-IS", str(archive), "--policy", str(host.root / "etc/gpu-tuning/policy.json"), "check"]
