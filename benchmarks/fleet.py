@@ -141,7 +141,7 @@ def play(folder: Path, hosts: list[str], options: list[str], arguments: argparse
 
 def by_hand(folder: Path, hosts: list[str], options: list[str], arguments: argparse.Namespace) -> Cost:
     """Run the script over the hosts."""
-    script = f"bash -s {folder}/machine <{REPO}/benchmarks/by_hand.sh"
+    script = f"bash -s {folder}/machine {folder}/by-hand/{{}} <{REPO}/benchmarks/by_hand.sh"
     each = f"ssh {' '.join(options)} -o ControlMaster=no -o ControlPath=none root@{{}} {script}"
     command = f"printf '%s\\n' {' '.join(hosts)} | xargs -P {arguments.parallel} -I{{}} sh -c '{each}'"
     return measured(["sh", "-c", command], dict(os.environ))
