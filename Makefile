@@ -1,4 +1,4 @@
-# The targets anyone can type.  ARGS= is passed through; APPLY=1 makes `make tune` apply.
+# The targets anyone can type. ARGS= is passed through; APPLY=1 makes `make tune` apply.
 SHELL := bash
 .DEFAULT_GOAL := help
 

@@ -31,9 +31,7 @@ class ActionModule(ActionBase):
     """tuning_report: plan and results of host_settings in, record and verdict out."""
 
     TRANSFERS_FILES = False
-    _VALID_ARGS = frozenset(
-        ("plan", "snapshot", "applied", "verified", "restored", "strict", "lenient", "reports_root")
-    )
+    _VALID_ARGS = frozenset(("plan", "applied", "verified", "restored", "strict", "lenient", "reports_root"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return msg (lines for people), failed, and record (the folder written, or null)."""
@@ -45,7 +43,7 @@ class ActionModule(ActionBase):
 
     def _summed_up(self, arguments: dict[str, Any], host: str) -> dict[str, Any]:
         plan = arguments["plan"]
-        main = _done(arguments, "applied") or _done(arguments, "verified") or _done(arguments, "snapshot")
+        main = _done(arguments, "applied") or _done(arguments, "verified")
         if main is None:
             # Its own task has failed and said why.
             return {"skipped": True}
@@ -81,9 +79,7 @@ def _final_rows(arguments: dict[str, Any]) -> list[Row]:
         return report.verified(report.rows_from(applied["rows"]), report.rows_from(fresh["rows"]))
     if applied:
         return report.rows_from(applied["rows"])
-    if fresh:
-        return report.drifted(report.rows_from(fresh["rows"]))
-    return report.rows_from(arguments["snapshot"]["rows"])
+    return report.drifted(report.rows_from((fresh or {})["rows"]))
 
 
 def _machine(result: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
 from gpu_tuning.policy import PolicyError, plan
 
 
-def host_tuning_plan(policy: Any, overrides: Any, run_tags: Any, skip_tags: Any) -> dict[str, Any]:
+def host_tuning_plan(
+    policy: Any, overrides: Any, run_tags: Any, skip_tags: Any, kinds: Any = ()
+) -> dict[str, Any]:
     """See gpu_tuning.policy.plan."""
     try:
-        return plan(policy, overrides, run_tags, skip_tags)
+        return plan(policy, overrides, run_tags, skip_tags, kinds)
     except PolicyError as error:
         raise AnsibleFilterError(f"host_tuning policy: {error}") from error
 

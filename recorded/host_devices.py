@@ -14,6 +14,8 @@ from pci_image import ENDPOINT, Express, PciImage
 
 BMC_ROOT_BUS = "20"  # the BMC and the NVMe drives
 NETWORK_ROOT_BUS = "c0"
+SILENCE = b"\xff" * 4096  # what the bus gives for a device that does not answer
+LINK_UP = 0x6000  # a port's Data Link Layer Link Active and Link Bandwidth Management Status
 
 
 class Devices:
@@ -59,40 +61,45 @@ class Devices:
 
     def _add_gpu(self, root: str, bus: str) -> None:
         """Add a root port, the GPU below it, and the GPU's audio function."""
-        address, index = f"0000:{bus}:00.0", GPU_BUSES.index(bus)
-        faults = self._options.faults.get(address, set())
+        faults = self._options.faults.get(f"0000:{bus}:00.0", set())
         link_status = images.gpu_link_status(faults, self._options.idle_links)
-        device_control = images.gpu_device_control(faults)
         numbers = int(root, 16), int(bus, 16), int(bus, 16)
-        port = self._add_root_port(
-            f"0000:{root}:01.1", images.root_port(*numbers, link_status=link_status | 0x6000)
+        port_image = images.root_port(*numbers, link_status=link_status | LINK_UP)
+        port = self._add_root_port(f"0000:{root}:01.1", port_image)
+        self._add_gpu_function(bus, port, self._node(root), faults)
+        self._add_gpu_audio(bus, port, self._node(root), faults)
+
+    def _add_gpu_function(self, bus: str, port: str, node: int, faults: set[str]) -> None:
+        index, resizable = GPU_BUSES.index(bus), self._options.resizable_bar
+        control = images.gpu_device_control(faults)
+        link_status = images.gpu_link_status(faults, self._options.idle_links)
+        image = images.gpu(index, control, link_status, "d3" in faults, resizable)
+        function = PciFunction(
+            f"0000:{bus}:00.0",
+            image,
+            port,
+            node,
+            driver="nvidia",
+            iommu_group=f"gpu{bus}",
+            readable=readable_part(image, faults),
+            resources=images.gpu_resources(index, resizable),
+            attributes={"resource1_resize": f"{images.megabyte_sizes(6, 17):016x}"},
         )
-        resizable = self._options.resizable_bar
-        image = images.gpu(index, device_control, link_status, "d3" in faults, resizable)
-        self._pci.add(
-            PciFunction(
-                address,
-                image,
-                port,
-                self._node(root),
-                driver="nvidia",
-                iommu_group=f"gpu{bus}",
-                readable=readable_part(bytes(image), faults),
-                resources=images.gpu_resources(index, resizable),
-                attributes={"resource1_resize": f"{images.megabyte_sizes(6, 17):016x}"},
-            )
+        self._pci.add(function)
+
+    def _add_gpu_audio(self, bus: str, port: str, node: int, faults: set[str]) -> None:
+        control = images.gpu_device_control(faults)
+        link_status = images.gpu_link_status(faults, self._options.idle_links)
+        function = PciFunction(
+            f"0000:{bus}:00.1",
+            images.gpu_audio(GPU_BUSES.index(bus), control, link_status),
+            port,
+            node,
+            driver="snd_hda_intel",
+            iommu_group=f"gpu{bus}",
+            readable=SILENCE if "ff" in faults else None,
         )
-        self._pci.add(
-            PciFunction(
-                f"0000:{bus}:00.1",
-                images.gpu_audio(index, device_control, link_status),
-                port,
-                self._node(root),
-                driver="snd_hda_intel",
-                iommu_group=f"gpu{bus}",
-                readable=readable_part(b"", faults & {"ff"}),
-            )
-        )
+        self._pci.add(function)
 
     def _add_bmc(self) -> None:
         """Add the BMC's VGA: class 0x030000 like a GPU, on conventional PCI, without PCI Express."""
@@ -128,20 +135,22 @@ class Devices:
         physical = self._add_network_port(port, 0, virtual_functions=2)
         self._add_network_port(port, 1, virtual_functions=0)
         for index in (0, 1):
-            virtual = self._pci.add(
-                PciFunction(
-                    f"0000:c1:00.{index + 2}",
-                    images.network_virtual_function(),
-                    port,
-                    self._node(NETWORK_ROOT_BUS),
-                    "mlx5_core",
-                    ids=(images.MELLANOX, 0x101E),
-                )
-            )
-            self._tree.link(f"{virtual}/physfn", physical)
-            self._tree.link(f"{physical}/virtfn{index}", virtual)
+            self._add_virtual_function(port, physical, index)
         if self._options.rdma:
             self._add_rdma_device(physical)
+
+    def _add_virtual_function(self, port: str, physical: str, index: int) -> None:
+        function = PciFunction(
+            f"0000:c1:00.{index + 2}",
+            images.network_virtual_function(),
+            port,
+            self._node(NETWORK_ROOT_BUS),
+            "mlx5_core",
+            ids=(images.MELLANOX, 0x101E),
+        )
+        virtual = self._pci.add(function)
+        self._tree.link(f"{virtual}/physfn", physical)
+        self._tree.link(f"{physical}/virtfn{index}", virtual)
 
     def _add_network_port(self, port: str, index: int, virtual_functions: int) -> str:
         registers = Express(
@@ -182,8 +191,8 @@ def root_of(bus: str) -> str:
     return f"sys/devices/pci0000:{bus}"
 
 
-def readable_part(config: bytes, faults: set[str]) -> Optional[bytes]:
-    """Return what a read of a faulty function's configuration space gives, None when it is well."""
+def readable_part(image: PciImage, faults: set[str]) -> Optional[bytes]:
+    """Return what a read of a faulty GPU's configuration space gives, None when it is all there."""
     if "ff" in faults:
-        return b"\xff" * 4096
-    return config[:64] if "read64" in faults else None
+        return SILENCE
+    return bytes(image)[:64] if "read64" in faults else None

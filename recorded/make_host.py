@@ -77,7 +77,10 @@ def parse_offline_cpus(text: str) -> frozenset[int]:
 
 def parse_boot_id(text: str) -> str:
     """Read a UUID and write it as the kernel does."""
-    return str(uuid.UUID(text))
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a UUID") from None
 
 
 def parse_cmdline(text: str) -> str:

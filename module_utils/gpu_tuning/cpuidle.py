@@ -87,18 +87,18 @@ class IdleStates(Kind):
         return sorted(int(name[3:]) for name in names if re.match(r"cpu\d+\Z", name))
 
     def _offline(self, cpu: int) -> bool:
-        return read_line(os.path.join(self.cpus, f"cpu{int(cpu)}", "online")) == "0"
+        return read_line(os.path.join(self.cpus, f"cpu{cpu}", "online")) == "0"
 
     def _states(self, cpu: int) -> list[IdleState]:
         """Return a CPU's states in the driver's order; a CPU that goes offline meanwhile has none."""
-        directory = os.path.join(self.cpus, f"cpu{int(cpu)}", "cpuidle")
+        directory = os.path.join(self.cpus, f"cpu{cpu}", "cpuidle")
         try:
             numbers = sorted(int(name[5:]) for name in os.listdir(directory) if name.startswith("state"))
         except OSError:
             return []
         found = []
         for number in numbers:
-            path = os.path.join(directory, f"state{int(number)}")
+            path = os.path.join(directory, f"state{number}")
             name, latency = read_line(f"{path}/name"), read_line(f"{path}/latency")
             if name and latency and latency.isdigit():
                 found.append(IdleState(cpu, name, int(latency), path))
@@ -112,7 +112,7 @@ class IdleStates(Kind):
         return self.limit is None or state.latency_us > self.limit
 
     def _captured(self, state: IdleState) -> Row:
-        target = f"cpu{int(state.cpu)}/{state.name}"
+        target = f"cpu{state.cpu}/{state.name}"
         self._paths[target] = f"{state.path}/disable"
         wanted = DISABLED if self.limit is not None or self.names is not None else None
         row = Row(f"cpuidle:{target}", self.kind, target, desired=wanted)
@@ -128,18 +128,18 @@ class IdleStates(Kind):
 
     def _why(self, state: IdleState) -> str:
         if self.names is not None:
-            return f"{state.name} is named by the policy (exit latency {int(state.latency_us)} us)"
-        return f"exit latency {int(state.latency_us)} us is above the limit of {self.limit} us"
+            return f"{state.name} is named by the policy (exit latency {state.latency_us} us)"
+        return f"exit latency {state.latency_us} us is above the limit of {self.limit} us"
 
     def _lost(self, row: Row, error: OSError) -> Exception:
         """Return what an error means: that the CPU has gone offline, or just itself."""
         cpu = int(row.target.partition("/")[0][3:])
         if not self._offline(cpu):
             return error
-        return Refused(NOT_APPLICABLE, f"CPU offline: cpu{int(cpu)} went offline during the run")
+        return Refused(NOT_APPLICABLE, f"CPU offline: cpu{cpu} went offline during the run")
 
     def _row_without_states(self, cpu: int) -> Row:
-        target = f"cpu{int(cpu)}"
+        target = f"cpu{cpu}"
         if self._offline(cpu):
             reason = f"CPU offline: {target} is set when it comes online and the play runs again"
         else:
@@ -185,7 +185,7 @@ class IdleStates(Kind):
         if target not in self._paths:
             cpu = target.partition("/")[0]
             for state in self._states(int(cpu[3:])):
-                self._paths[f"cpu{int(state.cpu)}/{state.name}"] = f"{state.path}/disable"
+                self._paths[f"cpu{state.cpu}/{state.name}"] = f"{state.path}/disable"
         if target not in self._paths:
             raise Refused(
                 FAILED, f"cannot find idle state {target}: is the CPU offline or the driver another?"

@@ -77,7 +77,7 @@ def _recorded_size(path: str) -> int:
 def _write_whole(fd: int, data: bytes) -> None:
     written = os.write(fd, data)
     if written != len(data):
-        raise OSError(errno.EIO, f"only {int(written)} of {len(data)} bytes were taken")
+        raise OSError(errno.EIO, f"only {written} of {len(data)} bytes were taken")
 
 
 def error_text(error: OSError) -> str:

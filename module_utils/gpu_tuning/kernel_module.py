@@ -148,7 +148,7 @@ class KernelModules(Kind):
         except OSError as error:
             raise Refused(FAILED, f"cannot run {command}: {error}: install kmod") from error
         if done.returncode:
-            said = " ".join(done.stderr.split()) or f"exit status {int(done.returncode)} and no word"
+            said = " ".join(done.stderr.split()) or f"exit status {done.returncode} and no word"
             raise Refused(REJECTED, f"{command} {' '.join(arguments)} failed: {said}")
 
     def recorded_row(self, entry: Entry) -> Row:

@@ -95,7 +95,7 @@ def checked_size(value: int) -> int:
     """Return a MaxReadReq size that has an encoding. Raises ValueError with the allowed ones."""
     if value not in MAX_READ_REQUEST_SIZES:
         allowed = ", ".join(map(str, MAX_READ_REQUEST_SIZES))
-        raise ValueError(f"MaxReadReq cannot be {int(value)} bytes: allowed are {allowed}")
+        raise ValueError(f"MaxReadReq cannot be {value} bytes: allowed are {allowed}")
     return value
 
 
@@ -171,6 +171,9 @@ class MaxReadRequests(Kind):
             pcie = self._pcie(address)
         except Refused as refused:
             return row.with_status(refused.status, refused.reason)
+        if pcie.port_type == "pcie-to-pci-bridge":
+            # Bit 15 of its Device Control is no reset but a setting, and what reads is the bus behind it.
+            return row.with_status(NOT_APPLICABLE, "PCI bridge: MaxReadReq is set on the devices that read")
         row.before = pcie.max_read_request_size
         if self.value is None or self.value == row.before:
             row.reason = _state(pcie)
@@ -184,7 +187,7 @@ class MaxReadRequests(Kind):
             code = pcie.device_control >> 12 & 7
             return row.with_status(
                 FAILED,
-                f"{row.target} has the reserved code {int(code)} as its MaxReadReq, which could not be given "
+                f"{row.target} has the reserved code {code} as its MaxReadReq, which could not be given "
                 "back: left as it is; look for a firmware update",
             )
         if self.value > pcie.max_payload_size and not self.allow_above_max_payload and self._bus_perf():
@@ -255,4 +258,4 @@ class MaxReadRequests(Kind):
 def _state(pcie: PcieCapability) -> str:
     """Report what is left alone: MaxPayload, and a power state other than D0."""
     asleep = f" (in {pcie.power_state})" if pcie.power_state not in (None, "D0") else ""
-    return f"MaxPayload {int(pcie.max_payload_size)} is left as it is{asleep}"
+    return f"MaxPayload {pcie.max_payload_size} is left as it is{asleep}"

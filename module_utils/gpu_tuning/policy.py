@@ -38,6 +38,8 @@ KIND_OF_SECTION = {
     "transparent_hugepages": "thp",
     "gpu_persistence_mode": "gpu_persistence",
 }
+#: Kinds of rows that are about files and the next boot, of whatever section.
+FACT_KINDS = ("in_file", "at_boot", "owned_file", "daemon")
 #: A fix that has this as false waits for an override that turns it on.
 SWITCH = "enabled"
 TEXTS = ("title", "why", "effect", "limits", "cost", "source")
@@ -56,6 +58,9 @@ def merged(policy: dict[str, Any], overrides: Optional[dict[str, Any]] = None) -
     for what, given in (("the policy", policy), ("overrides", overrides or {})):
         if not isinstance(given, dict):
             raise PolicyError(f"{what} must be a dict of fixes, each under its name, not {given!r}")
+    for name, value in (overrides or {}).items():
+        if value is None and name not in policy:
+            raise PolicyError(f"overrides drop {name}, which is no fix of the policy: {', '.join(policy)}")
     fixes = _merge(policy, overrides or {})
     for name, fix in fixes.items():
         _check(name, fix)
@@ -192,8 +197,16 @@ def plan(
     overrides: Optional[dict[str, Any]] = None,
     run_tags: Iterable[str] = ("all",),
     skip_tags: Iterable[str] = (),
+    kinds: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return what a run does: steps, fixes, sections (arguments of host_settings). Raises PolicyError."""
+    """Return what a run does: steps, fixes, sections (arguments of host_settings). Raises PolicyError.
+
+    ``kinds`` are row kinds that a site named elsewhere (lenient, strict), checked here with the rest.
+    """
+    unknown = set(kinds) - set(KIND_OF_SECTION.values()) - set(FACT_KINDS)
+    if unknown:
+        known = ", ".join(KIND_OF_SECTION.values())
+        raise PolicyError(f"{', '.join(sorted(unknown))} is no kind of row: choose from {known}")
     run_tags, skip_tags = list(run_tags), list(skip_tags)
     fixes = selected(merged(policy, overrides), run_tags, skip_tags)
     asked = steps(run_tags, skip_tags) if fixes else []

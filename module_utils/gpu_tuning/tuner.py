@@ -77,7 +77,7 @@ def _max_read_requests(arguments: Arguments) -> Kind:
 def _idle_states(arguments: Arguments) -> Kind:
     limit, names = arguments["max_exit_latency_us"], arguments["names"] or None
     if limit is not None and limit < 0:
-        raise ValueError(f"max_exit_latency_us cannot be {int(limit)}: give microseconds, 0 or more")
+        raise ValueError(f"max_exit_latency_us cannot be {limit}: give microseconds, 0 or more")
     return cpuidle.IdleStates(
         limit, None if names is None else cpuidle.checked_names(names), arguments["sysfs_root"]
     )
@@ -229,6 +229,7 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
     unless its own words say otherwise. A setting that fails is a row, and makes the result ``failed`` after
     all were tried.
     """
+    _check_roots(common)
     kinds = [_kind(name, {**common, **arguments}, common["state"]) for name, arguments in sections.items()]
     journal = Journal(common["state_root"], boot_id(common["procfs_root"]), _kernel_release(common))
     if common["state"] != CAPTURED and not check:
@@ -262,6 +263,12 @@ def _kind(name: str, arguments: Arguments, state: str) -> Kind:
         return section.build(arguments)
     except ValueError as error:
         raise BadInput(f"{name}: {error}") from error
+
+
+def _check_roots(common: Arguments) -> None:
+    for option in ("procfs_root", "sysfs_root", "state_root"):
+        if not os.path.isabs(common[option]):
+            raise BadInput(f"{option} must be an absolute path on the managed host, not {common[option]!r}")
 
 
 def _kernel_release(common: Arguments) -> Optional[str]:

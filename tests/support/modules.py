@@ -50,12 +50,15 @@ class Running:
     def kill(self) -> bool:
         """Send SIGKILL and wait; return whether it came before the module's own end."""
         os.kill(self.pid, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        return os.WIFSIGNALED(status)
+        return os.WIFSIGNALED(self.wait())
+
+    def wait(self) -> int:
+        """Wait for the end and return the process's status."""
+        return os.waitpid(self.pid, 0)[1]
 
     def result(self) -> dict[str, Any]:
         """Wait for the end and return what the module printed as its result."""
-        os.waitpid(self.pid, 0)
+        self.wait()
         self.output.seek(0)
         text = self.output.read()
         try:

@@ -21,9 +21,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: sample
 short_description: A sample
-description: A sample.
+description: A sample, as M(sample) is.
 version_added: 0.0.0
-author: The project contributors (@none)
+author: The project contributors (!UNKNOWN)
 options:
   root:
     description: Where to look.
@@ -327,3 +327,24 @@ argument_specs:
         run("scripts/role-readme", cwd=repo)
         text = (role / "README.md").read_text()
         assert "### `numa`\n\nNUMA\n\n- sysctl: `{a.b: 0}`\n- why: Less to do\n" in text
+
+
+class TestPython:
+    @pytest.fixture
+    def repo(self, repo):
+        for minor in (11, 12, 13):
+            stub(repo / "stubs", f"python3.{minor}", f'echo "3.{minor} the-3.{minor}"')
+        for name in ("python3", "python3.12"):
+            stub(repo / "stubs", name, "exit 127")  # as a version manager's shim
+        return repo
+
+    @pytest.mark.parametrize(
+        ("limits", "expected"),
+        [(["3.11", "3.13"], "the-3.13"), (["3.11", "3.12"], "the-3.11"), (["3.13", "3.13"], "the-3.13")],
+    )
+    def test_the_newest_that_starts_within_the_limits(self, repo, limits, expected):
+        result = run("scripts/python", *limits, cwd=repo, PYENV_ROOT="/nonexistent")
+        assert result.stdout == f"{expected}\n"
+
+    def test_none_within_the_limits(self, repo):
+        assert run("scripts/python", "3.12", "3.12", cwd=repo, PYENV_ROOT="/nonexistent").returncode == 1

@@ -248,20 +248,38 @@ def test_a_recorded_attribute_holds_exactly_what_was_written(
 @pytest.mark.parametrize(
     ("before", "value"), [("16777216\n", "10\n"), ("10\n", "16777216\n"), ("60\n", "10\n")]
 )
+@pytest.mark.parametrize("which", [1, 2])
 @pytest.mark.parametrize("call", ["open", "write", "ftruncate", "close"])
 def test_a_kill_after_any_call_leaves_the_old_or_the_new_value(
-    memory_path: Path, before: str, value: str, call: str
+    memory_path: Path, before: str, value: str, call: str, which: int
 ) -> None:
+    """The first open and close are those of a look at what is there."""
     path = memory_path / "attribute"
     path.write_text(before)
     pid = os.fork()
     if pid == 0:
-        real = getattr(os, call)
-        setattr(os, call, lambda *a, **k: (real(*a, **k), os.kill(os.getpid(), signal.SIGKILL)))
+        real, calls = getattr(os, call), []
+
+        def fatal(*arguments: Any) -> Any:
+            result = real(*arguments)
+            calls.append(call)
+            if len(calls) == which:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(os, call, fatal)
         write_text(str(path), value)
         os._exit(0)
     os.waitpid(pid, 0)
     assert path.read_text().strip() in (before.strip(), value.strip())
+
+
+@pytest.mark.parametrize("user", [0, 65534])
+def test_a_file_that_has_gone_is_not_writable(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert engine.writable(str(memory_path / "missing")) is False
 
 
 def test_a_missing_attribute_is_not_made(memory_path: Path) -> None:

@@ -218,3 +218,8 @@ def test_the_ten_fixes_are_what_the_modules_take() -> None:
         "kernel.perf_event_paranoid": ("maximum", "1"),
     }
     sysctl.checked_settings([sysctl.setting(**s) for s in sections["sysctl_snapshot"]["settings"]])
+
+
+def test_dropping_a_fix_that_is_not_there_is_refused() -> None:
+    with pytest.raises(policy.PolicyError, match="overrides drop swapiness, which is no fix"):
+        policy.merged({"swappiness": {"sysctl_snapshot": {"vm.swappiness": 10}}}, {"swapiness": None})
