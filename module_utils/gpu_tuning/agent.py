@@ -140,12 +140,12 @@ def look(document: dict[str, Any]) -> list[Row]:
 
 
 def _verify(document: dict[str, Any], _: Optional[str]) -> int:
-    from . import boot_facts
+    from . import next_boot
 
     rows = look(document)
     places = Places.of(document["roots"])
     left_out = {row.id: str(row.reason) for row in rows if row.before is None}
-    rows += boot_facts.rows(document["sections"], places, left_out)
+    rows += next_boot.rows(document["sections"], places, left_out)
     failing = _print_failing(rows, "")
     print(f"{len(rows) - failing} of {len(rows)} facts are as the policy asks")
     return DIFFERS if failing else 0

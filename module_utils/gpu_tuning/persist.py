@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from . import agent, agent_archive, boot_facts, gpu_health, other_tuners, persist_files, tuner
+from . import agent, agent_archive, gpu_health, next_boot, other_tuners, persist_files, tuner
 from .drift import drifted
 from .engine import diff, written
 from .owned_files import OwnedFile, OwnedFiles, make_directories, missing_directories, remove_empty, text_of
@@ -25,7 +25,7 @@ STATES = (PERSISTED, REMOVED, VERIFIED)
 MINIMUM_PYTHON = (3, 9)
 
 Options = dict[str, Any]
-Sections = boot_facts.Sections
+Sections = next_boot.Sections
 
 
 def run(sections: Sections, options: Options, check: bool) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _persist(sections: Sections, options: Options, places: Places, check: bool) 
     gpus = gpu_health.addresses(places.sysfs)
     document = persist_files.policy_document(sections, places, textfile, gpus, _directories(places))
     sysctls = _sysctls(sections, places, left_out)
-    modules = [name for name in boot_facts.wanted_modules(sections) if f"module:{name}" not in left_out]
+    modules = [name for name in next_boot.wanted_modules(sections) if f"module:{name}" not in left_out]
     # What a play runs is what the host will run.
     archive = agent_archive.build(agent.__name__.rpartition(".")[2], options["python"], compiled)
     files = persist_files.everything(
@@ -59,7 +59,7 @@ def _persist(sections: Sections, options: Options, places: Places, check: bool) 
     if not check:
         rows += _tell_daemons(places, [CHECK_TIMER], rows)
     planned = {file.path: file.content.decode() for file in files if file.wanted and _is_text(file)}
-    facts = boot_facts.rows(sections, places, left_out, planned if check else None)
+    facts = next_boot.rows(sections, places, left_out, planned if check else None)
     every = [*runtime, *rows, *facts]
     result = {**applied, "diff": [*applied["diff"], *shown]}
     return _result(result, every, places, sections)
@@ -99,9 +99,9 @@ def _left_out(runtime: list[Row]) -> dict[str, str]:
 def _sysctls(sections: Sections, places: Places, left_out: dict[str, str]) -> dict[str, str]:
     """Return the drop-in's lines. A minimum or maximum that others' files meet already is left to them."""
     found = {}
-    for wanted in boot_facts.wanted_sysctls(sections):
-        theirs = boot_facts.boot_value(places, wanted.name)
-        met = wanted.match != "exact" and boot_facts.meets(wanted, theirs)
+    for wanted in next_boot.wanted_sysctls(sections):
+        theirs = next_boot.boot_value(places, wanted.name)
+        met = wanted.match != "exact" and next_boot.meets(wanted, theirs)
         if f"sysctl:{wanted.name}" not in left_out and not met and wanted.value is not None:
             found[wanted.name] = wanted.value
     return found
@@ -212,7 +212,7 @@ def _verify(sections: Sections, options: Options, places: Places) -> dict[str, A
     runtime = [Row(**row) for row in looked["rows"]]
     facts = [_not_persisted(places)]
     if document:
-        facts = boot_facts.rows(sections, places, _left_out(runtime))
+        facts = next_boot.rows(sections, places, _left_out(runtime))
     every = [*drifted(runtime), *facts]
     return _result({**looked, "changed": False, "diff": []}, every, places, sections)
 
@@ -222,7 +222,7 @@ def _not_persisted(places: Places) -> Row:
         f"not persisted: {places.policy} is not there, so a reboot undoes the values; playbooks/persist.yml"
     )
     return Row(
-        "at_boot:policy", boot_facts.AT_BOOT, "policy", status=NOT_APPLICABLE, reason=reason, fix="reboot"
+        "at_boot:policy", next_boot.AT_BOOT, "policy", status=NOT_APPLICABLE, reason=reason, fix="reboot"
     )
 
 
@@ -231,7 +231,7 @@ def _result(result: dict[str, Any], rows: list[Row], places: Places, sections: S
     listed = "; ".join(f"{row.id}: {row.status}: {row.reason}" for row in failing[:5])
     more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""
     changed = any(row.status in (CHANGED, WOULD_CHANGE) for row in rows)
-    names = [wanted.name for wanted in boot_facts.wanted_sysctls(sections)]
+    names = [wanted.name for wanted in next_boot.wanted_sysctls(sections)]
     return {
         **result,
         "changed": changed,

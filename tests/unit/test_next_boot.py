@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gpu_tuning import boot_facts, persist
+from gpu_tuning import next_boot, persist
 from gpu_tuning.persist_places import Places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -165,5 +165,5 @@ def test_systemd_reads_the_same_files_in_the_same_order(
         if equals and line[0] not in "#;" and key.strip().lstrip("-").replace("/", ".") == "vm.swappiness":
             theirs = value.strip()
     places = Places.of(host.options("verified"))
-    found = [each for each in boot_facts._assignments(places, None) if each.path == "vm/swappiness"]
+    found = [each for each in next_boot._assignments(places, None) if each.path == "vm/swappiness"]
     assert (found[-1].value if found else None) == theirs
