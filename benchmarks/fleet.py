@@ -6,7 +6,7 @@
 
 Hosts are the addresses 127.0.1.N of one sshd in a network namespace of its own, each with a connection,
 over one recorded machine in memory. Targets share this machine's CPUs with the controller, which a real fleet
-does not: --stub has a canned answer in place of the targets' Python, so that the controller is measured. Needs
+does not: --stub has a canned answer in place of the targets' Python, to measure the controller. Needs
 root, unshare, ip and openssh-server. Prints Markdown.
 """
 
@@ -163,9 +163,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> None:
     """Print a line per number of hosts: medians."""
-    print(
-        f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs each, median"
-    )
+    print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs, median")
     print("\n| hosts | by hand, s | play, s | times | controller CPU per host, s | process, MiB |")
     print("| --- | --- | --- | --- | --- | --- |")
     for count in arguments.hosts:

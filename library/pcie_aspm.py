@@ -10,8 +10,8 @@ DOCUMENTATION = r"""
 module: pcie_aspm
 short_description: Capture, apply and restore power saving on PCI Express links
 description:
-  - Sets the policy for all links (C(/sys/module/pcie_aspm/parameters/policy)) and every state that the link of
-    a GPU offers (C(link/*_aspm), C(link/clkpm)).
+  - Sets the policy of all links (C(/sys/module/pcie_aspm/parameters/policy)) and every state that the link
+    of a GPU offers (C(link/*_aspm), C(link/clkpm)).
   - The kernel refuses the policy where it leaves ASPM to the firmware or was booted with C(pcie_aspm=off).
 options:
   policy:
