@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -23,6 +24,8 @@ from .rows import CHANGED, FAILED, FAILURES, NOT_APPLICABLE, OK, WOULD_CHANGE, R
 PERSISTED, REMOVED, VERIFIED = "persisted", "removed", "verified"
 STATES = (PERSISTED, REMOVED, VERIFIED)
 MINIMUM_PYTHON = (3, 9)
+
+_PLAIN_PATH = re.compile(r"(/[\w.+-]+)+\Z")
 
 Options = dict[str, Any]
 Sections = next_boot.Sections
@@ -39,8 +42,9 @@ def run(sections: Sections, options: Options, check: bool) -> dict[str, Any]:
 
 
 def _persist(sections: Sections, options: Options, places: Places, check: bool) -> dict[str, Any]:
-    compiled = _same_python(options["python"])
     textfile = options["textfile"] or places.default_textfile
+    _refuse_odd(sections, options, {"textfile": textfile, "state_root": places.state})
+    compiled = _same_python(options["python"])
     _refuse_foreign(persist_files.nothing(places, textfile))
     applied = tuner.run(sections, {**options, "state": tuner.APPLIED}, check)
     runtime = [Row(**row) for row in applied["rows"]]
@@ -54,6 +58,9 @@ def _persist(sections: Sections, options: Options, places: Places, check: bool) 
     files = persist_files.everything(
         places, document, sysctls, modules, options["python"], options["check_minutes"], archive
     )
+    former = recorded(places).get("textfile") or textfile
+    if former != textfile:
+        files.append(OwnedFile(former, wanted=False))
     shown = _differences(files)
     rows = OwnedFiles(files).capture() if check else _written(files, document["directories"], places)
     if not check:
@@ -63,6 +70,21 @@ def _persist(sections: Sections, options: Options, places: Places, check: bool) 
     every = [*runtime, *rows, *facts]
     result = {**applied, "diff": [*applied["diff"], *shown]}
     return _result(result, every, places, sections)
+
+
+def _refuse_odd(sections: Sections, options: Options, paths: dict[str, str]) -> None:
+    """Refuse what would mean something else in a unit or a rule. Raises BadInput."""
+    for name, path in {"python": options["python"], **paths}.items():
+        if not _PLAIN_PATH.match(path):
+            raise tuner.BadInput(
+                f"{name} {path!r} cannot stand in a systemd unit: give an absolute path of letters, digits "
+                "and ._+-"
+            )
+    driver = (sections.get("pcie_maxreadreq") or {}).get("driver")
+    if driver and not re.match(r"[\w.-]+\Z", driver):
+        raise tuner.BadInput(f"pcie_maxreadreq: {driver!r} is not a driver's name")
+    if not 1 <= options["check_minutes"] <= 1440:
+        raise tuner.BadInput(f"check_minutes cannot be {options['check_minutes']}: give 1 to 1440")
 
 
 def _same_python(python: str) -> bool:
@@ -174,7 +196,8 @@ def _tell_daemons(places: Places, start: list[str], rows: list[Row]) -> list[Row
     if not places.live or not any(row.status == CHANGED for row in rows):
         return []
     commands = [["systemctl", "daemon-reload"], ["udevadm", "control", "--reload"]]
-    commands += [["systemctl", "--no-block", "start", unit] for unit in start]
+    # Restart: a timer that runs already does not take a new interval otherwise.
+    commands += [["systemctl", "--no-block", "restart", unit] for unit in start]
     return [row for row in map(_told, commands) if row.status != OK]
 
 

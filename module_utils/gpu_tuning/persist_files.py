@@ -55,7 +55,7 @@ Type=oneshot
 ExecStart={command} check
 Nice=10
 ReadWritePaths={writable}
-ProtectKernelTunables=yes
+# No ProtectKernelTunables: a value that cannot be written is told apart from one that has drifted.
 ProtectKernelModules=yes
 {hardening}"""
 

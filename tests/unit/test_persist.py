@@ -318,3 +318,33 @@ def test_a_full_disk_fails_each_file_and_leaves_none_half_written(
     assert drop_in["status"] == "failed"
     assert "ENOSPC (No space left on device): it is absent as before" in drop_in["reason"]
     assert not (host.root / DROP_IN).exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"check_minutes": 0}, "check_minutes cannot be 0"),
+        ({"textfile": "metrics.prom"}, "textfile 'metrics.prom' cannot stand in a systemd unit"),
+        ({"state_root": "/var/lib/a b"}, "state_root '/var/lib/a b'"),
+        ({"python": "/usr/bin/python3\nExecStart=/bin/x"}, "python"),
+        ({"python": "/usr/bin/%h"}, "python"),
+    ],
+)
+def test_what_would_mean_something_else_in_a_unit_is_refused(
+    host: PersistedHost, changed: dict[str, Any], said: str
+) -> None:
+    before = manifest(host.root)
+    with pytest.raises(tuner.CannotStart, match=said):
+        persist.run(policy(), {**host.options(persist.PERSISTED), **changed}, False)
+    assert changed_paths(before, manifest(host.root)) == []
+
+
+def test_a_textfile_that_moves_is_not_left_behind(host: PersistedHost) -> None:
+    for name in ("one", "two"):
+        (host.root / name).mkdir()
+        persist.run(
+            policy(), {**host.options(persist.PERSISTED), "textfile": f"{host.root}/{name}/g.prom"}, False
+        )
+        assert host.agent("check").returncode == 0
+    assert not (host.root / "one/g.prom").exists()
+    assert (host.root / "two/g.prom").exists()
