@@ -15,7 +15,7 @@ demo: venv ## The same on a recorded 8-GPU machine, generated here
 	@scripts/demo $(ARGS)
 
 test: ## Everything below that this machine can run; says what it cannot
-	@scripts/test lint unit integration compat molecule lxc
+	@scripts/test lint unit integration compat molecule lxc inference
 
 lint: ## Style, types, documentation and syntax
 	@scripts/test lint
@@ -35,7 +35,10 @@ test-molecule: ## The role in a container with systemd
 test-lxc: ## Real LXC containers
 	@scripts/test lxc
 
-test-vm test-inference:
+test-inference: ## Benchmarks against real inference servers on CPU, SGLang itself among them
+	@GPU_TUNING_SGLANG=1 scripts/test inference
+
+test-vm:
 	@echo '$@ is not part of this repo yet'
 
 bench: venv ## The tool's own speed, beside the alternatives

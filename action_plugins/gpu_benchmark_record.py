@@ -52,12 +52,10 @@ def read_json(path: Optional[str]) -> Any:
         raise AnsibleActionFail(f"{path} cannot be used: {error}") from None
 
 
-def newest_record(directory: Optional[str]) -> Optional[pathlib.Path]:
-    """Return the folder of the tuned host's newest record (their names are times), None without one."""
-    if not directory:
-        return None
-    found = sorted(pathlib.Path(directory).glob("*/result.json"))
-    return found[-1].parent if found else None
+def newest(directory: Optional[str], name: str) -> Optional[str]:
+    """Return the newest file of a name in the tuned host's records (their folders' names are times)."""
+    found = sorted(pathlib.Path(directory).glob(f"*/{name}")) if directory else []
+    return str(found[-1]) if found else None
 
 
 def settings_of(result: Any) -> Optional[dict[str, Any]]:
@@ -103,8 +101,7 @@ class ActionModule(ActionBase):
         measurement = dict(arguments["measurement"])
         now = datetime.datetime.now(datetime.timezone.utc)
         measurement.update(schema="gpu_benchmark/measurement/1", date=now.isoformat(timespec="seconds"))
-        record = newest_record(arguments["records"])
-        settings = settings_of(read_json(str(record / "result.json") if record else None))
+        settings = settings_of(read_json(newest(arguments["records"], "result.json")))
         for part in ("fabric", "inference"):
             measurement[part] = measurement.get(part) or None
         measurement["fingerprint"] = {**(measurement.get("fingerprint") or {}), "settings": settings}
@@ -132,15 +129,15 @@ class ActionModule(ActionBase):
             measurement,
             arguments["expected_changes"],
             arguments["on_difference"],
-            self._findings(arguments["findings_file"]),
+            self._findings(arguments["findings_file"] or newest(arguments["records"], "audit.json")),
         )
         write_json(str(folder / "report.json"), report)
         write_text(str(folder / "report.html"), page.html(report))
         section = page.markdown(report)
         page.put_section(str(folder / "system-improve.md"), section)
-        record = newest_record(arguments["records"])
+        record = newest(arguments["records"], "system-improve.md")
         if record:
-            page.put_section(str(record / "system-improve.md"), section)
+            page.put_section(record, section)
         if arguments["keep_baseline"] and self._whole(measurement):
             kept.parent.mkdir(exist_ok=True)
             write_json(str(kept), measurement)
@@ -149,7 +146,7 @@ class ActionModule(ActionBase):
         verdicts = {one["id"]: one["verdict"] for one in report["comparison"] if one["headline"]}
         return {
             "changed": True, "summary": summary, "verdicts": verdicts, "refused": report["refused"],
-            "report": str(folder / "report.html"), "record": str((record or folder) / "system-improve.md"),
+            "report": str(folder / "report.html"), "record": record or str(folder / "system-improve.md"),
             "report_json": str(folder / "report.json"),
             "measurement": str(folder / "measurement.json"), "baseline": str(kept),
         }  # fmt: skip
@@ -169,5 +166,5 @@ class ActionModule(ActionBase):
     @staticmethod
     def _findings(path: Optional[str]) -> list[dict[str, Any]]:
         found = read_json(path)
-        rows = found.get("findings", []) if isinstance(found, dict) else found
-        return [row for row in rows or [] if isinstance(row, dict)]
+        rows = found.get("rows", []) if isinstance(found, dict) else found
+        return [row for row in rows or [] if row.get("outcome", "finding") == "finding"]

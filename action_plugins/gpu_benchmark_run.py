@@ -24,6 +24,7 @@ if str(ROOT / "module_utils") not in sys.path:
     sys.path.append(str(ROOT / "module_utils"))
 
 from gpu_tuning.benchmark import bundle
+from gpu_tuning.benchmark.fabric import NOTHING_TO_MEASURE
 
 display = Display()
 
@@ -64,14 +65,17 @@ class ActionModule(ActionBase):
             display.display(f"[{self._host}] the benchmark ends by itself within {arguments['lease']:g} s")
             raise
         message = self._message(ended, found)
-        keep = bool(message) or arguments["keep"]
+        code = (ended["outcome"] or {}).get("exit_code")
+        keep = arguments["keep"] or (bool(message) and code != NOTHING_TO_MEASURE)
         if not keep:
             self._call("remove", folder)
         result.update(
             changed=True,
             succeeded=not message,
-            exit_code=(ended["outcome"] or {}).get("exit_code"),
-            message=f"{message}\nLogs and partial results: {folder} on {self._host}." if message else "",
+            exit_code=code,
+            message=f"{message}\nLogs and partial results: {folder} on {self._host}."
+            if message and keep
+            else message,
             run=found,
             fingerprint=started["fingerprint"],
             folder=folder if keep else None,

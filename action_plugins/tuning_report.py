@@ -90,6 +90,8 @@ def _verdict(lines: list[str], failing: list[Row]) -> dict[str, Any]:
     failed = [f"{row.id}: {row.status}: {row.reason}" for row in failing]
     return {
         "msg": [*lines, *failed],
+        "headline": lines[0],
+        "differences": failed,
         "failed": bool(failed),
         "changed": False,
         # As debug does: the summary is for people, whatever the verbosity.

@@ -89,15 +89,20 @@ def _efficiency(found: dict[str, Metric], roofs: list[roofline.Roofline]) -> lis
 
 
 def next_steps(findings: list[dict[str, Any]], efficiency: list[dict[str, Any]]) -> list[str]:
-    """Return what to try next: the audit's findings by severity, then what the roofline points at."""
+    """Return what to try next: the audit's findings by severity, then what the roofline points at.
+
+    ``findings`` are the audit's rows: severity, title, remedy and effect are read. Notes are left out.
+    """
     rank = {name: index for index, name in enumerate(SEVERITIES)}
-    ordered = sorted(findings, key=lambda one: rank.get(str(one.get("severity")), len(rank)))
+    worth = [one for one in findings if one.get("severity") != "info"]
     steps = []
-    for one in ordered:
-        gain = one.get("expected_effect") or one.get("expected") or ""
-        title = one.get("title") or one.get("id") or "finding"
-        remedy = one.get("remedy") or one.get("fix_text") or ""
-        steps.append(" ".join(f"[{one.get('severity', '?')}] {title}: {remedy} {gain}".split()))
+    for one in sorted(worth, key=lambda one: rank.get(str(one.get("severity")), len(rank))):
+        words = (
+            f"[{one.get('severity', '?')}] {one.get('title')}: {one.get('remedy')} {one.get('effect') or ''}"
+        )
+        step = " ".join(words.split())
+        if step not in steps:  # one rule can find the same on eight GPUs
+            steps.append(step)
     lowest = min((one["share"] for one in efficiency), default=1.0)
     if lowest < 0.25:
         steps.append(f"Decoding reaches {100 * lowest:.0f} % of what memory bandwidth allows; {SLOW_DECODE}")

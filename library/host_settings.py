@@ -10,8 +10,8 @@ DOCUMENTATION = r"""
 module: host_settings
 short_description: Capture, apply and restore several kinds of settings in one call
 description:
-  - Runs C(sysctl_snapshot), C(pcie_maxreadreq), C(cpuidle_state) and C(kernel_module) in one module
-    invocation, since it is invocations that cost time on a host, not settings.
+  - Runs several of the modules named below in one module invocation, since it is invocations that cost time
+    on a host, not settings.
   - Everything is captured and recorded before the first write, whatever its kind.
 options:
   sysctl_snapshot:
@@ -25,6 +25,21 @@ options:
     type: dict
   kernel_module:
     description: Exactly the arguments of C(kernel_module) itself.
+    type: dict
+  pcie_acs:
+    description: Exactly the arguments of C(pcie_acs) itself.
+    type: dict
+  cpu_frequency:
+    description: Exactly the arguments of C(cpu_frequency) itself.
+    type: dict
+  pcie_aspm:
+    description: Exactly the arguments of C(pcie_aspm) itself.
+    type: dict
+  transparent_hugepages:
+    description: Exactly the arguments of C(transparent_hugepages) itself.
+    type: dict
+  gpu_persistence_mode:
+    description: Exactly the arguments of C(gpu_persistence_mode) itself.
     type: dict
   state:
     description:

@@ -28,6 +28,9 @@ from .rows import (
     Value,
 )
 
+#: Kinds with a row per CPU or cpufreq policy, whose targets are CPU/setting.
+PER_CPU = ("cpuidle", "cpufreq")
+
 
 class Refused(Exception):
     """A read or write that its kind can explain better than an errno: a status and a reason."""
@@ -208,8 +211,8 @@ def _diff_value(row: Row) -> Value:
 
 
 def _diff_target(row: Row) -> str:
-    """Return the target, without the CPU for idle states: 128 equal lines say no more than one."""
-    return f"{row.target.partition('/')[2]} on {{n}} CPUs" if row.kind == "cpuidle" else row.target
+    """Return the target, without the CPU where there is one: 128 equal lines say no more than one."""
+    return f"{row.target.partition('/')[2]} on {{n}} CPUs" if row.kind in PER_CPU else row.target
 
 
 def _folded(lines: Iterable[tuple[str, Value]]) -> str:

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -52,6 +51,10 @@ def boot_id(procfs_root: str) -> str:
     """
     found = read_line(os.path.join(procfs_root, "sys/kernel/random/boot_id")) or ""
     return found if _BOOT_ID.match(found) else NO_BOOT_ID
+
+
+class JournalBusy(JournalError):
+    """Another run holds the journal: trying again later helps."""
 
 
 class Journal:
@@ -94,7 +97,7 @@ class Journal:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-            raise JournalError(
+            raise JournalBusy(
                 f"another run (process {holder}) is tuning this host and holds {self.directory}/lock: "
                 "nothing was changed; run again when it has finished"
             ) from None
@@ -215,6 +218,8 @@ def _own_directory(path: str, verb: str, forbidden: int) -> None:
 
 def _replace(path: str, text: str) -> None:
     """Write a file whole: temporary file beside it, synced, renamed over it, directory synced."""
+    import tempfile  # a check never gets here, and this would be a tenth of its time
+
     directory = os.path.dirname(path)
     fd, temporary = tempfile.mkstemp(prefix=".journal-", suffix=".tmp", dir=directory)
     try:

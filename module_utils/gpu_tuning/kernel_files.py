@@ -63,6 +63,11 @@ def write_text(path: str, text: str) -> None:
         os.close(fd)
 
 
+def is_recorded(path: str) -> bool:
+    """Tell a recorded machine's file from an attribute, which answers for itself. Raises OSError."""
+    return _recorded_size(path) > 0
+
+
 def _recorded_size(path: str) -> int:
     """Return an ordinary file's size, 0 for an attribute: procfs says size 0, sysfs says one page."""
     size = os.stat(path).st_size

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
 from typing import Optional
 
 from .engine import Kind, Refused, not_applicable
@@ -132,6 +131,8 @@ class KernelModules(Kind):
     def _run(self, tool: str, *arguments: str) -> None:
         if self.modprobe is None:
             raise Refused(FAILED, "a recorded machine has no kernel to change modules of")
+        import subprocess  # a check seldom gets here, and this would be a tenth of its time
+
         command = self.modprobe if tool == "modprobe" else os.path.join(os.path.dirname(self.modprobe), tool)
         path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         try:

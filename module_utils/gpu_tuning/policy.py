@@ -21,13 +21,27 @@ SECTION_OF_TAG = {
     "pcie": "pcie_maxreadreq",
     "cpuidle": "cpuidle_state",
     "modules": "kernel_module",
+    "acs": "pcie_acs",
+    "cpufreq": "cpu_frequency",
+    "aspm": "pcie_aspm",
+    "hugepages": "transparent_hugepages",
+    "gpu_persistence": "gpu_persistence_mode",
 }
 KIND_OF_SECTION = {
     "sysctl_snapshot": "sysctl",
     "pcie_maxreadreq": "pcie_mrrs",
     "cpuidle_state": "cpuidle",
     "kernel_module": "module",
+    "pcie_acs": "pcie_acs",
+    "cpu_frequency": "cpufreq",
+    "pcie_aspm": "pcie_aspm",
+    "transparent_hugepages": "thp",
+    "gpu_persistence_mode": "gpu_persistence",
 }
+#: Kinds of rows that are about files and the next boot, of whatever section.
+FACT_KINDS = ("in_file", "at_boot", "owned_file", "daemon")
+#: A fix that has this as false waits for an override that turns it on.
+SWITCH = "enabled"
 TEXTS = ("title", "why", "effect", "limits", "cost", "source")
 STEPS = ("snapshot", "apply", "verify", "record")
 
@@ -37,7 +51,7 @@ class PolicyError(ValueError):
 
 
 def merged(policy: dict[str, Any], overrides: Optional[dict[str, Any]] = None) -> dict[str, Fix]:
-    """Return the fixes in policy order, overrides merged in; a fix overridden with null is dropped.
+    """Return the fixes in policy order, overrides merged in; one that is null or not enabled is dropped.
 
     Dicts merge, anything else replaces; null removes an option. Raises PolicyError.
     """
@@ -50,8 +64,13 @@ def merged(policy: dict[str, Any], overrides: Optional[dict[str, Any]] = None) -
     fixes = _merge(policy, overrides or {})
     for name, fix in fixes.items():
         _check(name, fix)
+    fixes = {name: _without_switch(fix) for name, fix in fixes.items() if fix.get(SWITCH, True)}
     _check_conflicts(fixes)
     return fixes
+
+
+def _without_switch(fix: Fix) -> Fix:
+    return {key: value for key, value in fix.items() if key != SWITCH}
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -71,14 +90,16 @@ def _check(name: str, fix: Any) -> None:
         raise PolicyError(
             f"fix {name} must be a dict with one of {', '.join(KIND_OF_SECTION)}, or null to drop it"
         )
-    unknown = set(fix) - set(KIND_OF_SECTION) - set(TEXTS)
+    unknown = set(fix) - set(KIND_OF_SECTION) - {SWITCH, *TEXTS}
     if unknown:
-        known = ", ".join((*KIND_OF_SECTION, *TEXTS))
+        known = ", ".join((*KIND_OF_SECTION, SWITCH, *TEXTS))
         raise PolicyError(f"fix {name} has {', '.join(sorted(unknown))}, which is none of {known}")
     if len(set(fix) & set(KIND_OF_SECTION)) != 1 or not isinstance(fix[section_of(fix)], dict):
         raise PolicyError(
             f"fix {name} must set exactly one of {', '.join(KIND_OF_SECTION)}, with its arguments"
         )
+    if not isinstance(fix.get(SWITCH, True), bool):
+        raise PolicyError(f"fix {name}: {SWITCH} must be true or false, not {fix[SWITCH]!r}")
     if not fix[section_of(fix)]:
         raise PolicyError(f"fix {name} sets nothing: to drop it, override it with null")
 
@@ -182,7 +203,7 @@ def plan(
 
     ``kinds`` are row kinds that a site named elsewhere (lenient, strict), checked here with the rest.
     """
-    unknown = set(kinds) - set(KIND_OF_SECTION.values())
+    unknown = set(kinds) - set(KIND_OF_SECTION.values()) - set(FACT_KINDS)
     if unknown:
         known = ", ".join(KIND_OF_SECTION.values())
         raise PolicyError(f"{', '.join(sorted(unknown))} is no kind of row: choose from {known}")

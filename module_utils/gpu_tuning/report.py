@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Optional
 
+from .drift import drifted as drifted
 from .policy import TEXTS, Fix, belongs
 from .rows import (
     CHANGED,
@@ -75,22 +76,6 @@ def _verified(row: Row, fresh: Optional[Row]) -> Row:
     return row.with_status(OVERRIDDEN, reason, after=fresh.before)
 
 
-def drifted(fresh: list[Row]) -> list[Row]:
-    """Return the rows of a pass that only looks: what is not as desired has been undone, or never done."""
-    return [_drifted(row) for row in fresh]
-
-
-def _drifted(row: Row) -> Row:
-    row = row.with_status(row.status, row.reason, after=row.before)
-    if row.status != WOULD_CHANGE:
-        return row
-    reason = (
-        f"reads {row.before}, the policy asks for {row.desired}: not applied since the boot, or undone "
-        "by a driver reload, another tool or a rollback"
-    )
-    return row.with_status(OVERRIDDEN, reason)
-
-
 def outcomes(fixes: dict[str, Fix], rows: list[Row]) -> list[dict[str, Any]]:
     """Return one document per fix: status, summary for people, reason, texts, ids of its rows."""
     return [_outcome(name, fix, [row for row in rows if belongs(fix, row)]) for name, fix in fixes.items()]
@@ -118,7 +103,15 @@ def summary(rows: list[Row]) -> str:
         return _idle_summary(settled)
     if settled[0].kind == "pcie_mrrs":
         return _max_read_request_summary(settled, rows)
-    return ", ".join(f"{row.target} {_step(row)}" for row in settled)
+    steps = Counter(f"{_common_target(row)} {_step(row)}" for row in settled)
+    return ", ".join(f"{step} on {count}" if count > 1 else step for step, count in steps.items())
+
+
+def _common_target(row: Row) -> str:
+    """Return what a row sets, without the one of many CPUs, functions or links it sets it on."""
+    if row.kind in ("pcie_acs", "gpu_persistence"):
+        return {"pcie_acs": "redirects of bridges", "gpu_persistence": "GPUs"}[row.kind]
+    return row.target.partition("/")[2] or row.target if row.kind in ("cpufreq", "pcie_aspm") else row.target
 
 
 def _idle_summary(rows: list[Row]) -> str:
@@ -236,6 +229,8 @@ def _setting(row: dict[str, Any]) -> str:
     """Return what a row sets, without the CPU or PCI address it sets it on."""
     if row["kind"] == "cpuidle" and "/" in row["target"]:
         return f"idle state {row['target'].partition('/')[2]}"
+    if row["kind"] in ("cpufreq", "pcie_aspm", "pcie_acs", "gpu_persistence"):
+        return _common_target(Row(**row))
     return "MaxReadReq" if row["kind"] == "pcie_mrrs" else str(row["target"])
 
 
@@ -244,7 +239,7 @@ def _counted(setting: str, rows: list[dict[str, Any]]) -> str:
         return f"{setting} on {len(rows)} CPUs"
     if rows[0]["kind"] == "pcie_mrrs" and rows[0]["before"] is not None:
         return f"{setting} of {len(rows)} functions ({', '.join(row['target'] for row in rows)})"
-    return setting
+    return f"{setting} on {len(rows)}" if len(rows) > 1 else setting
 
 
 def rollback_lines(rows: list[Row]) -> list[str]:

@@ -93,6 +93,42 @@ def _kernel_modules(arguments: Arguments) -> Kind:
     )
 
 
+# The levers below are opt-in, and each is imported when a policy has it: a check every few minutes pays for
+# what it uses.
+
+
+def _access_control(arguments: Arguments) -> Kind:
+    from . import acs
+
+    return acs.AccessControl(bool(arguments["clear_redirects"]), arguments["sysfs_root"])
+
+
+def _cpu_frequencies(arguments: Arguments) -> Kind:
+    from . import cpufreq
+
+    return cpufreq.CpuFrequencies(arguments["governor"], arguments["boost"], arguments["sysfs_root"])
+
+
+def _link_power_management(arguments: Arguments) -> Kind:
+    from . import aspm
+
+    return aspm.LinkPowerManagement(arguments["policy"], arguments["gpu_links"], arguments["sysfs_root"])
+
+
+def _transparent_huge_pages(arguments: Arguments) -> Kind:
+    from . import thp
+
+    return thp.TransparentHugePages(arguments["enabled"], arguments["defrag"], arguments["sysfs_root"])
+
+
+def _gpu_persistence(arguments: Arguments) -> Kind:
+    from . import gpu_persistence
+
+    return gpu_persistence.GpuPersistence(arguments["mode"], arguments["sysfs_root"], arguments["nvidia_smi"])
+
+
+_ON_OFF = {"type": "str", "choices": ["on", "off"]}
+
 SECTIONS: dict[str, Section] = {
     "sysctl_snapshot": Section(
         {
@@ -152,6 +188,31 @@ SECTIONS: dict[str, Section] = {
         },
         _kernel_modules,
         needed=(("modules",),),
+    ),
+    "pcie_acs": Section(
+        {"clear_redirects": {"type": "bool"}}, _access_control, needed=(("clear_redirects",),)
+    ),
+    "cpu_frequency": Section(
+        {"governor": {"type": "str"}, "boost": _ON_OFF}, _cpu_frequencies, needed=(("governor", "boost"),)
+    ),
+    "pcie_aspm": Section(
+        {
+            "policy": {"type": "str", "choices": ["default", "performance", "powersave", "powersupersave"]},
+            "gpu_links": _ON_OFF,
+        },
+        _link_power_management,
+        needed=(("policy", "gpu_links"),),
+    ),
+    "transparent_hugepages": Section(
+        {
+            "enabled": {"type": "str", "choices": ["always", "madvise", "never"]},
+            "defrag": {"type": "str", "choices": ["always", "defer", "defer+madvise", "madvise", "never"]},
+        },
+        _transparent_huge_pages,
+        needed=(("enabled", "defrag"),),
+    ),
+    "gpu_persistence_mode": Section(
+        {"mode": _ON_OFF, "nvidia_smi": {"type": "path"}}, _gpu_persistence, needed=(("mode",),)
     ),
 }
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fuse
+import mfusepy as fuse
 
 WWW_DATA = 33
 MAX_FILE = 1 << 20
@@ -29,6 +29,8 @@ MAX_FILE = 1 << 20
 
 class Pmxcfs(fuse.Operations):  # type: ignore[misc]
     """Files by path; directories are those that were made, ``/`` among them."""
+
+    use_ns = True
 
     def __init__(self, control: Path) -> None:
         self.control = control
@@ -59,9 +61,11 @@ class Pmxcfs(fuse.Operations):  # type: ignore[misc]
             return {**common, "st_mode": mode, "st_size": len(self.files[path])}
         raise fuse.FuseOSError(errno.ENOENT)
 
-    def readdir(self, path: str, fh: Any) -> list[str]:
+    def readdir(self, path: str, fh: Any) -> list[tuple[str, dict[str, int], int]]:
+        # With their inode numbers: an entry that has none is taken for a removed one.
         names = [*self.files, *(self.directories - {"/"})]
-        return [".", "..", *(os.path.basename(name) for name in names if os.path.dirname(name) == path)]
+        inside = [name for name in names if os.path.dirname(name) == path]
+        return [(os.path.basename(name), {"st_ino": self.versions[name]}, 0) for name in inside]
 
     def open(self, path: str, flags: int) -> int:
         if path not in self.files:

@@ -270,7 +270,9 @@ def test_unknown_links_have_no_ceiling_and_unread_payload_is_assumed_and_said() 
 def test_next_steps_follow_severity_and_the_roofline() -> None:
     findings = [
         {"severity": "P2", "title": "later", "remedy": "b"},
-        {"severity": "P0", "title": "first", "remedy": "a", "expected_effect": "16 -> 50 GB/s"},
+        {"severity": "P0", "title": "first", "remedy": "a", "effect": "16 -> 50 GB/s", "target": "GPU 0"},
+        {"severity": "P0", "title": "first", "remedy": "a", "effect": "16 -> 50 GB/s", "target": "GPU 1"},
+        {"severity": "info", "title": "a note", "remedy": "none"},
     ]
     steps = conclude.conclude(None, measurement("x", 1), [], findings=findings)["next_steps"]
     assert [step.split(":")[0] for step in steps[:2]] == ["[P0] first", "[P2] later"]

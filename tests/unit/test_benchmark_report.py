@@ -93,7 +93,9 @@ def test_a_refused_comparison_says_what_differs() -> None:
 def test_text_from_hosts_cannot_break_out() -> None:
     after = measurement(EVIL, 2)
     after["host"] = EVIL
-    report = conclude.conclude(measurement("before", 1), after, ["settings"], findings=[{"title": EVIL}])
+    report = conclude.conclude(
+        measurement("before", 1), after, ["settings"], findings=[{"title": EVIL, "remedy": EVIL}]
+    )
     assert "<script>" not in page.html(report)
     record = page.markdown(report)
     assert "<script>" not in record

@@ -21,9 +21,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def role_policy() -> dict[str, Any]:
+def role_policy(name: str = "host_tuning_policy") -> dict[str, Any]:
     defaults = yaml.safe_load((REPO / "roles/host_tuning/defaults/main.yml").read_text())
-    return dict(defaults["host_tuning_policy"])
+    return dict(defaults[name])
 
 
 # Overrides
@@ -190,9 +190,19 @@ def test_the_ten_fixes_are_whole() -> None:
         assert all(fix.get(text) for text in policy.TEXTS), name
 
 
+def test_the_levers_are_whole_off_and_what_the_modules_take() -> None:
+    levers = role_policy("host_tuning_levers")
+    everything = {**role_policy(), **levers}
+    assert policy.plan(everything) == policy.plan(role_policy())
+    sections = policy.plan(everything, {name: {"enabled": True} for name in levers})["sections"]
+    assert set(sections) == set(tuner.SECTIONS)
+    for name, arguments in sections.items():
+        assert set(arguments) <= set(tuner.SECTIONS[name].arguments), name
+    assert all(lever.get(text) for lever in levers.values() for text in policy.TEXTS)
+
+
 def test_the_ten_fixes_are_what_the_modules_take() -> None:
     sections = policy.plan(role_policy())["sections"]
-    assert set(sections) == set(tuner.SECTIONS)
     for name, arguments in sections.items():
         assert set(arguments) <= set(tuner.SECTIONS[name].arguments), name
     settings = {s["name"]: (s["match"], s["value"]) for s in sections["sysctl_snapshot"]["settings"]}

@@ -1,0 +1,163 @@
+#!/usr/bin/python
+
+# Copyright: (c) 2026, the project contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cpu_frequency
+short_description: Capture, apply and restore frequency governors and boost
+description:
+  - Handles every cpufreq policy in one call. Boost is one switch (C(cpufreq/boost), C(intel_pstate/no_turbo))
+    or one per policy, as the driver has it.
+  - A governor that the driver does not offer is C(unsupported), and the row names those that it does.
+options:
+  governor:
+    description: The governor, for example V(performance); left alone if not given.
+    type: str
+  boost:
+    description: Whether CPUs may exceed their nominal frequency; left alone if not given.
+    type: str
+    choices: ["on", "off"]
+  state:
+    description:
+      - V(captured) reads the settings and records what is not recorded yet in the journal.
+      - V(applied) does the same, writes what differs and reads everything back.
+      - V(restored) gives back the recorded values.
+    type: str
+    choices: [captured, applied, restored]
+    default: applied
+  procfs_root:
+    description: Where procfs is mounted, or a recorded machine's copy of it.
+    type: path
+    default: /proc
+  sysfs_root:
+    description: Where sysfs is mounted, or a recorded machine's copy of it.
+    type: path
+    default: /sys
+  state_root:
+    description: The directory on the managed host that holds the journal, for root's eyes only.
+    type: path
+    default: /var/lib/gpu-tuning
+  across_boot:
+    description:
+      - With O(state=restored), write values that were recorded before a reboot, which is refused otherwise.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Writes nothing at all and predicts what a real run changes.
+    support: full
+  diff_mode:
+    description: Shows the settings that change, CPUs folded together.
+    support: full
+author:
+  - The project contributors (!UNKNOWN)
+"""
+
+EXAMPLES = r"""
+- name: Keep CPUs fast
+  cpu_frequency:
+    governor: performance
+    boost: "on"
+
+- name: Give back what was found
+  cpu_frequency:
+    state: restored
+"""
+
+RETURN = r"""
+rows:
+  description: One setting row per setting that was looked at.
+  returned: always, unless the arguments or the journal were refused
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Stable and unique on a host.
+      type: str
+      sample: cpufreq:policy0/governor
+    kind:
+      description: The sort of setting.
+      type: str
+      sample: cpufreq
+    target:
+      description: Which one of its kind.
+      type: str
+      sample: policy0/governor
+    before:
+      description: The value found, normalised; null where it is not known.
+      type: raw
+      sample: powersave
+    desired:
+      description: The value asked for.
+      type: raw
+      sample: performance
+    after:
+      description: A fresh read after all writes, never the value written; null when nothing was applied.
+      type: raw
+      sample: performance
+    status:
+      description:
+        - One of C(ok), C(changed), C(would_change), C(not_applicable), C(unsupported), C(read_only),
+          C(rejected), C(clamped), C(overridden), C(failed).
+      type: str
+      sample: changed
+    reason:
+      description: One sentence with evidence; may be null when the status is C(ok) or C(changed).
+      type: str
+      sample: null
+    fix:
+      description: When a change can take effect, C(runtime), C(reboot) or C(firmware).
+      type: str
+      sample: runtime
+boot_id:
+  description: The boot that the journal's values belong to.
+  returned: as for RV(rows)
+  type: str
+  sample: 7d5e1c0a-3f0b-4e58-9a0e-2b7f4a1f6c11
+kernel_release:
+  description: The kernel that was running.
+  returned: as for RV(rows)
+  type: str
+  sample: 6.8.12-9-pve
+journal:
+  description: The journal's file on the managed host.
+  returned: as for RV(rows)
+  type: str
+  sample: /var/lib/gpu-tuning/journal/7d5e1c0a-3f0b-4e58-9a0e-2b7f4a1f6c11.json
+recorded:
+  description: The values in the journal, by row id, as they were found first on this boot.
+  returned: as for RV(rows)
+  type: dict
+  sample: {"cpufreq:policy0/governor": powersave}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_tuning import tuner
+
+NAME = "cpu_frequency"
+
+
+def build_module() -> AnsibleModule:
+    section = tuner.SECTIONS[NAME]
+    return AnsibleModule(
+        argument_spec=tuner.argument_spec(NAME),
+        mutually_exclusive=section.exclusive,
+        supports_check_mode=True,
+    )
+
+
+def main() -> None:
+    module = build_module()
+    try:
+        result = tuner.run({NAME: module.params}, module.params, module.check_mode)
+    except tuner.CannotStart as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
