@@ -164,8 +164,8 @@ def run(arguments: argparse.Namespace) -> None:
 def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> None:
     """Print a line per number of hosts: medians."""
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs, median")
-    print("\n| hosts | by hand, s | play, s | times | controller CPU per host, s | process, MiB |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("\n| hosts | by hand, s | play, s | times | CPU per host by hand, s | play, s | MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in arguments.hosts:
         hosts = [f"127.0.1.{number}" for number in range(1, count + 1)]
         pairs = [
@@ -174,10 +174,11 @@ def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> No
         ]
         hand = statistics.median(pair[0].wall for pair in pairs)
         wall = statistics.median(pair[1].wall for pair in pairs)
-        cpu = statistics.median(pair[1].cpu for pair in pairs) / count
+        cpus = [statistics.median(pair[each].cpu for pair in pairs) / count for each in (0, 1)]
         memory = max(pair[1].memory for pair in pairs)
         print(
-            f"| {count} | {hand:.1f} | {wall:.1f} | {wall / hand:.1f} | {cpu:.2f} | {memory:.0f} |",
+            f"| {count} | {hand:.1f} | {wall:.1f} | {wall / hand:.1f} | {cpus[0]:.2f} | {cpus[1]:.2f} "
+            f"| {memory:.0f} |",
             flush=True,
         )
 
