@@ -12,12 +12,17 @@ module: gpu_host_facts
 short_description: Read what decides a host's multi-GPU inference performance
 version_added: "0.1.0"
 description:
-  - Reads CPUs, NUMA nodes, memory, power management, the PCIe paths of GPUs and network cards, ACS, the IOMMU,
-    the NVIDIA driver, kernel, boot loader, sysctls with the files that set them, other tuning programs, containers
+  - Reads CPUs, NUMA nodes, memory, power management, the PCIe paths of GPUs and network cards, ACS, the
+    IOMMU,
+    the NVIDIA driver, kernel, boot loader, sysctls with the files that set them, other tuning programs,
+    containers
     with GPUs and the processes that use a GPU, all in one call.
-  - Reads files only. The one program it runs is C(nvidia-smi), on a live host whose driver is loaded already, for
+  - Reads files only. The one program it runs is C(nvidia-smi), on a live host whose driver is loaded
+    already, for
     what no file says (load, persistence mode, NVLink).
-  - Changes nothing, and runs with ordinary rights too. What cannot be read is null, and RV(unknown) says why.
+  - Changes nothing, and runs with ordinary rights too. What cannot be read is null, and RV(unknown) says
+    why;
+    what the host has not is null, too, and RV(absent) says so.
 options:
   procfs_root:
     description: Where procfs is; a recorded machine has it elsewhere. By default beside O(sysfs_root).
@@ -47,18 +52,21 @@ options:
   lib_root:
     description: Where C(/lib) is.
     type: path
-  sysctl_names:
+  more_sysctls:
     description:
-      - Sysctls to report, with the sysctl.d line that sets each. By default those the audit's rules ask about.
+      - Sysctls to report besides those that the audit's own rules ask about, each with the sysctl.d line
+        that sets it.
     type: list
     elements: str
+    default: []
   nvidia_smi:
     description:
-      - The C(nvidia-smi) to ask. By default the one in C(/usr/bin) on a live host, and none on a recorded machine.
+      - The C(nvidia-smi) to ask. By default the one in C(/usr/bin) on a live host, and none on a recorded
+        machine.
       - It is not run where the driver is not loaded, since it would load it.
     type: path
 author:
-  - The project contributors
+  - The project contributors (!UNKNOWN)
 attributes:
   check_mode:
     support: full
@@ -83,18 +91,18 @@ EXAMPLES = r"""
     procfs_root: /srv/recorded/proc
   register: recorded
 
-- name: Ask for two sysctls only
+- name: Ask for one more sysctl
   gpu_host_facts:
-    sysctl_names:
-      - vm.swappiness
-      - kernel.numa_balancing
-  register: two
+    more_sysctls:
+      - net.core.somaxconn
+  register: host
 """
 
 RETURN = r"""
 facts:
   description:
-    - The facts by topic. Sizes are in bytes, link speeds in GT/s, frequencies in kHz, latencies in microseconds.
+    - The facts by topic. Sizes are in bytes, link speeds in GT/s, frequencies in kHz, latencies in
+      microseconds.
     - A value that could not be read is null.
   returned: success
   type: dict
@@ -118,7 +126,9 @@ facts:
       description: Distribution, Proxmox VE's version, kind of container if it is one.
       type: dict
     kernel:
-      description: Release, command line as text and as tokens (name to list of values), kernels installed in /boot.
+      description:
+        - Release, command line as text and as tokens (name to list of values), kernels installed in
+          /boot.
       type: dict
     boot:
       description: Boot loader, and the command line that its configuration asks for.
@@ -130,16 +140,19 @@ facts:
       description: Nodes with CPUs, memory and distances; nodes per socket.
       type: dict
     memory:
-      description: Sizes, swap, transparent and reserved huge pages, and the DIMM slots out of the SMBIOS tables.
+      description:
+        - Sizes, swap, transparent and reserved huge pages, and the DIMM slots out of the SMBIOS tables.
       type: dict
     power:
       description:
-        - Frequency driver, governor and limits, each as value to CPU list; boost; idle states by name with the
+        - Frequency driver, governor and limits, each as value to CPU list; boost; idle states by name
+          with the
           number of CPUs that have each disabled.
       type: dict
     gpus:
       description:
-        - One dict per GPU function with its registers, the C(path) from the root port, the true link of its C(slot)
+        - One dict per GPU function with its registers, the C(path) from the root port, the true link of
+          its C(slot)
           (at most what both ends can do), BARs, and error counters.
       type: list
       elements: dict
@@ -151,7 +164,9 @@ facts:
       type: list
       elements: dict
     bridges:
-      description: Every bridge above a GPU or a network controller; C(between_gpus) when GPU to GPU traffic passes it.
+      description:
+        - Every bridge above a GPU or a network controller; C(between_gpus) when GPU to GPU traffic passes
+          it.
       type: list
       elements: dict
     switches:
@@ -180,13 +195,18 @@ facts:
       description: How many PCI functions there are, virtual ones not counted.
       type: int
     iommu:
-      description: Mode (off, passthrough, translated, mixed) as the kernel has it, what the command line asks for, groups.
+      description:
+        - Mode (off, passthrough, translated, mixed) as the kernel has it, what the command line asks for,
+          groups.
       type: dict
     nvidia:
-      description: Driver version and kind, parameters, modules, device nodes, persistence daemon, RDMA devices.
+      description:
+        - Driver version and kind, parameters, modules, device nodes, persistence daemon, RDMA devices.
       type: dict
     nvidia_smi:
-      description: Load, performance state, persistence mode and memory of each GPU; NVLinks.
+      description:
+        - Load, performance state, persistence mode and memory of each GPU, also as C(smi) of each GPU.
+        - How many NVLinks there are, and how many of them carry data.
       type: dict
     character_devices:
       description: Driver name to major number.
@@ -203,10 +223,16 @@ facts:
       elements: dict
     gpu_processes:
       description:
-        - Processes that hold a GPU open, with container, CPU and memory affinity, limits, size of /dev/shm, Python,
+        - Processes that hold a GPU open, with container, CPU and memory affinity, limits, size of
+          /dev/shm, Python,
           packages (torch, NCCL, SGLang, vLLM) and those environment variables that decide how GPUs talk.
       type: list
       elements: dict
+    this_process:
+      description:
+        - The same of the module's own process. Inside a container that is the container's affinity, limits,
+          size of /dev/shm and installed packages, also while no server runs.
+      type: dict
     kernel_log:
       description: Kernel messages on GPUs, links and the IOMMU by topic, with count and first lines.
       type: dict
@@ -215,7 +241,13 @@ unknown:
   returned: success
   type: dict
   sample:
-    gpus.0.acs: only 64 bytes of the configuration space can be read
+    gpus.0.max_payload_size: cannot read beyond 64 bytes without privilege (CAP_SYS_ADMIN)
+absent:
+  description: Path of each null that stands for something the host has not, and one sentence.
+  returned: success
+  type: dict
+  sample:
+    power.cpufreq: no frequency driver is loaded (usual in a VM)
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -230,7 +262,7 @@ def build_module():
         argument_spec={
             **roots,
             "sysfs_root": {"type": "path", "default": "/sys"},
-            "sysctl_names": {"type": "list", "elements": "str"},
+            "more_sysctls": {"type": "list", "elements": "str", "default": []},
             "nvidia_smi": {"type": "path"},
         },
         supports_check_mode=True,
@@ -241,8 +273,8 @@ def main():
     """Read the facts and return them."""
     module = build_module()
     host = Host.from_options(module.params)
-    facts, unknown = collect(host, module.params["sysctl_names"], module.params["nvidia_smi"])
-    module.exit_json(changed=False, facts=facts, unknown=unknown)
+    facts, unknown, absent = collect(host, module.params["more_sysctls"], module.params["nvidia_smi"])
+    module.exit_json(changed=False, facts=facts, unknown=unknown, absent=absent)
 
 
 if __name__ == "__main__":

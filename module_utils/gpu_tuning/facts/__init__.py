@@ -21,6 +21,7 @@ from . import (
     numa,
     nvidia,
     nvidia_smi,
+    pci,
     power,
     processes,
     services,
@@ -28,28 +29,34 @@ from . import (
     system,
     topology,
 )
-from .reader import Facts, Host, split_unknown
+from .reader import Facts, Host, Unknown, split_unknown
 
 #: Grows when a fact's meaning changes or one goes away; new facts leave it as it is.
 SCHEMA = 1
 
 
 def collect(
-    host: Host, sysctl_names: Optional[Iterable[str]] = None, smi_tool: Optional[str] = None
-) -> tuple[Facts, dict[str, str]]:
-    """Return (facts, unknown): JSON-ready facts with None where a value could not be read, and why.
+    host: Host, more_sysctls: Iterable[str] = (), smi_tool: Optional[str] = None
+) -> tuple[Facts, dict[str, str], dict[str, str]]:
+    """Return (facts, unknown, absent): JSON-ready facts with None where there is no value, and why.
 
-    ``unknown`` maps the dotted path of each such value ("gpus.0.acs.control") to one sentence.
+    ``unknown`` maps the dotted path of each value that could not be read ("gpus.0.acs") to one sentence,
+    ``absent`` that of each value which this host has not.
     """
-    numbers = processes.pids(host)
-    commands = processes.commands(host, numbers)
+    known, reasons = split_unknown(_facts(host, more_sysctls, smi_tool))
+    unknown = {path: why.reason for path, why in reasons.items() if not why.absent}
+    return known, unknown, {path: why.reason for path, why in reasons.items() if why.absent}
+
+
+def _facts(host: Host, more_sysctls: Iterable[str], smi_tool: Optional[str]) -> Facts:
+    """Put the topics together, in the order in which they need one another."""
+    machine = system.collect(host)
     cpus = cpu.collect(host)
     pcie = topology.collect(host)
-    machine = system.collect(host)
-    majors = devices.collect(host)
-    running = {name for name in (processes.container_of(host, pid) for pid in numbers) if name}
-    nvidia_gpus = [gpu["address"] for gpu in pcie["gpus"] if gpu["vendor"] == "0x10de"]
-    facts: dict[str, Any] = {
+    smi = nvidia_smi.collect(host, smi_tool or nvidia_smi.find_tool(host))
+    for gpu in pcie["gpus"]:
+        gpu["smi"] = nvidia_smi.of_gpu(smi, gpu["address"])
+    return {
         "schema": SCHEMA,
         "collected_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hostname": system.hostname(host),
@@ -61,13 +68,40 @@ def collect(
         "power": power.collect(host),
         **pcie,
         "iommu": iommu.collect(host, machine["kernel"]["tokens"], pcie["gpus"]),
-        "nvidia": nvidia.collect(host, nvidia_gpus, commands),
-        "nvidia_smi": nvidia_smi.collect(host, smi_tool or nvidia_smi.find_tool(host)),
+        "nvidia_smi": smi,
+        "sysctl": sysctls.collect(host, [*sysctls.DEFAULT_NAMES, *more_sysctls]),
+        "kernel_log": kernel_log.collect(host),
+        **_users(host, pcie["gpus"]),
+    }
+
+
+def _users(host: Host, gpus: list[Facts]) -> Facts:
+    """Return what depends on the processes: the driver's daemons, other tuners, containers, servers."""
+    numbers = processes.pids(host)
+    commands = processes.commands(host, numbers)
+    majors = devices.collect(host)
+    running = {name for name in (processes.container_of(host, pid) for pid in numbers) if name}
+    driver = nvidia.collect(host, [gpu["address"] for gpu in gpus if gpu["vendor"] == pci.NVIDIA], commands)
+    return {
+        "nvidia": driver,
         "character_devices": majors,
-        "sysctl": sysctls.collect(host, sysctl_names or sysctls.DEFAULT_NAMES),
         "services": services.collect(host, commands),
         "containers": containers.collect(host, majors, running),
-        "gpu_processes": processes.gpu_processes(host, numbers),
-        "kernel_log": kernel_log.collect(host),
+        "gpu_processes": _gpu_processes(host, numbers, gpus, driver),
+        "this_process": processes.this_process(host),
     }
-    return split_unknown(facts)
+
+
+def _gpu_processes(host: Host, numbers: list[int], gpus: list[Facts], driver: Facts) -> Any:
+    """Return the processes that hold a GPU, each with its GPUs' and its CPUs' NUMA nodes."""
+    found = processes.gpu_processes(host, numbers)
+    if isinstance(found, Unknown):
+        return found
+    by_address = {gpu["address"]: gpu for gpu in gpus}
+    by_node = {
+        f"nvidia{words['minor']}": by_address[address]
+        for address, words in driver["gpus"].items()
+        if not isinstance(words, Unknown)
+    }
+    nodes = numa.nodes(host)
+    return [{**process, **processes.place(process, by_node, nodes)} for process in found]

@@ -131,4 +131,4 @@ def _foreign(numbers: list[int], majors: Union[Facts, Unknown]) -> Union[list[Fa
 
 
 def _number(pairs: list[tuple[str, str]], name: str) -> Optional[int]:
-    return next((int(value) for key, value in pairs if key == name and value.isdigit()), None)
+    return next((int(value) for key, value in pairs if key == name and value.isdecimal()), None)

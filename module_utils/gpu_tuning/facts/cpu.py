@@ -9,6 +9,7 @@ from .reader import (
     Facts,
     Host,
     Unknown,
+    absent,
     colon_fields,
     names_in,
     numbered,
@@ -52,7 +53,7 @@ def _identity(host: Host) -> Facts:
 
 
 def _number(text: Any, otherwise: Unknown) -> Union[int, Unknown]:
-    return int(text) if isinstance(text, str) and text.isdigit() else otherwise
+    return int(text) if isinstance(text, str) and text.isdecimal() else otherwise
 
 
 def _counts(base: str) -> Facts:
@@ -66,7 +67,7 @@ def _counts(base: str) -> Facts:
         cores.add((package, core, _die(base, number)))
         threads += 1
     if not threads:
-        lost = Unknown(f"{base}/cpu*/topology does not exist")
+        lost = absent(f"{base}/cpu*/topology does not exist")
         return {"sockets": lost, "cores": lost, "threads": lost, "threads_per_core": lost}
     return {
         "sockets": len({package for package, _core, _die_id in cores}),

@@ -22,6 +22,7 @@ PATTERNS = {
     "acs_override": re.compile(r"PCIe ACS overrides enabled"),
     "machine_check": re.compile(r"\[Hardware Error\]|Machine check events logged"),
 }
+_PREFIX = re.compile(r"^\d+,\d+,\d+,[^;]*;")  # Documentation/ABI/testing/dev-kmsg
 _MOST_BYTES = 1 << 24
 _SAMPLES = 5
 
@@ -35,7 +36,7 @@ def collect(host: Host) -> Union[Facts, Unknown]:
 def summarise(text: str) -> Facts:
     """Sort the log's lines by topic."""
     facts: Facts = {}
-    lines = [line.partition(";")[2] or line for line in text.splitlines()]
+    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
     for topic, pattern in PATTERNS.items():
         found = [line.strip() for line in lines if pattern.search(line)]
         facts[topic] = {"count": len(found), "lines": found[:_SAMPLES]}

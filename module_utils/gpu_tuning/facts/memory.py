@@ -4,7 +4,19 @@
 from __future__ import annotations
 
 from . import smbios
-from .reader import Facts, Host, Unknown, colon_fields, names_in, read_bytes, read_choice, read_int, read_text
+from .reader import (
+    Facts,
+    Host,
+    Unknown,
+    absent,
+    colon_fields,
+    names_in,
+    numbers_in,
+    read_bytes,
+    read_choice,
+    read_int,
+    read_text,
+)
 
 
 def collect(host: Host) -> Facts:
@@ -27,9 +39,9 @@ def _meminfo(host: Host) -> Facts:
     names.update({"swap_total_bytes": "SwapTotal", "swap_free_bytes": "SwapFree"})
     if isinstance(text, Unknown):
         return dict.fromkeys(names, text)
-    fields = colon_fields(text)
+    sizes = {name: numbers_in(value)[:1] for name, value in colon_fields(text).items()}
     return {
-        name: int(fields[field].split()[0]) * 1024 if field in fields else Unknown(f"{path} has no {field}")
+        name: sizes[field][0] * 1024 if sizes.get(field) else Unknown(f"{path} gives no {field}")
         for name, field in names.items()
     }
 
@@ -53,7 +65,7 @@ def _dimms(host: Host) -> object:
         return table
     devices = smbios.memory_devices(table)
     if not devices:
-        return Unknown("the firmware's SMBIOS tables list no memory slots (usual in a VM)")
+        return absent("the firmware's SMBIOS tables list no memory slots (usual in a VM)")
     facts = smbios.summary(devices)
     if facts["channels"] is None:
         names = ", ".join(sorted({device["locator"] for device in devices})[:3])

@@ -8,7 +8,7 @@ import re
 import stat
 from typing import Union
 
-from .reader import Facts, Host, Unknown, colon_fields, names_in, read_text
+from .reader import Facts, Host, Unknown, absent, colon_fields, names_in, read_text
 
 MODULES = (
     "nvidia",
@@ -24,7 +24,7 @@ MODULES = (
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
-def collect(host: Host, gpu_addresses: list[str], commands: dict[str, int]) -> Facts:
+def collect(host: Host, gpu_addresses: list[str], commands: Union[dict[str, int], Unknown]) -> Facts:
     """Return the driver's facts. ``commands`` counts running processes by name."""
     return {
         **_version(host),
@@ -34,11 +34,15 @@ def collect(host: Host, gpu_addresses: list[str], commands: dict[str, int]) -> F
         "modules": modules(host),
         "gpus": {address: _information(host, address) for address in gpu_addresses},
         "nodes": _nodes(host, gpu_addresses),
-        "persistenced": bool(commands.get("nvidia-persiste")),
-        "fabric_manager": bool(commands.get("nv-fabricmanage") or commands.get("nv-fabricmanager")),
+        "persistenced": _runs("nvidia-persiste", commands),
+        "fabric_manager": _runs("nv-fabricmanage", commands),
         "rdma_devices": names_in(host.sys("class/infiniband")),
         "peermem_loaded": os.path.isdir(host.sys("module/nvidia_peermem")),
     }
+
+
+def _runs(process: str, commands: Union[dict[str, int], Unknown]) -> Union[bool, Unknown]:
+    return commands if isinstance(commands, Unknown) else process in commands
 
 
 def _version(host: Host) -> Facts:
@@ -46,7 +50,7 @@ def _version(host: Host) -> Facts:
     path = host.proc("driver/nvidia/version")
     text = read_text(path)
     if isinstance(text, Unknown):
-        lost = Unknown("the NVIDIA driver is not loaded: " + text.reason)
+        lost = absent("the NVIDIA driver is not loaded: " + text.reason)
         return {"version": lost, "branch": lost, "open_module": lost}
     match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", text)
     if not match:
@@ -67,7 +71,7 @@ def _installed_version(host: Host) -> Union[str, Unknown]:
             match = re.match(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)$", name)
             if match:
                 return match.group(1)
-    return Unknown(f"{folders[0]} has no libcuda.so.<version> (the library may be in a container only)")
+    return absent(f"{folders[0]} has no libcuda.so.<version> (the library may be in a container only)")
 
 
 def _parameters(host: Host) -> Union[Facts, Unknown]:
@@ -97,7 +101,7 @@ def _information(host: Host, address: str) -> Union[Facts, Unknown]:
     minor = fields.get("Device Minor", "")
     return {
         "model": fields.get("Model"),
-        "minor": int(minor) if minor.isdigit() else None,
+        "minor": int(minor) if minor.isdecimal() else None,
         "video_bios": fields.get("Video BIOS"),
         "gsp_firmware": fields.get("GPU Firmware"),
         "excluded": fields.get("GPU Excluded", "No") == "Yes",
@@ -118,7 +122,7 @@ def _nodes(host: Host, gpu_addresses: list[str]) -> Facts:
             found[name] = node
     needed = [*CONTROL_NODES[:2], *minors]
     if not os.path.isdir(host.dev):
-        lost = Unknown(f"{host.dev} does not exist")
+        lost = absent(f"{host.dev} does not exist")
         return {"found": lost, "missing": lost}
     return {"found": found, "missing": [name for name in needed if name not in found]}
 
@@ -126,7 +130,7 @@ def _nodes(host: Host, gpu_addresses: list[str]) -> Facts:
 def _node(path: str) -> str:
     """Return "major:minor mode" of a character node, "" where there is none."""
     try:
-        status = os.lstat(path)
+        status = os.stat(path)
     except OSError:
         return ""
     if stat.S_ISCHR(status.st_mode):

@@ -13,7 +13,7 @@ import re
 import subprocess
 from typing import Any, Optional, Union
 
-from .reader import Facts, Host, Unknown
+from .reader import Facts, Host, Unknown, absent
 
 _FIELDS = (
     ("pci.bus_id", "address"),
@@ -43,6 +43,15 @@ def collect(host: Host, tool: Optional[str]) -> Facts:
         "gpus": answer if isinstance(answer, Unknown) else parse_query(answer),
         "nvlink": links if isinstance(links, Unknown) else parse_nvlink(links),
     }
+
+
+def of_gpu(smi: Facts, address: str) -> Union[Facts, Unknown]:
+    """Return what the tool said about one GPU."""
+    gpus = smi["gpus"]
+    if isinstance(gpus, Unknown):
+        return gpus
+    found: Union[Facts, Unknown] = gpus.get(address, absent(f"nvidia-smi does not list {address}"))
+    return found
 
 
 def find_tool(host: Host) -> Optional[str]:

@@ -7,14 +7,16 @@ import os
 import re
 from typing import Any, Optional, Union
 
-from ..pci_config import ConfigSpaceError, Link, parse_pcie
+from ..pci_config import STANDARD_SIZE, ConfigSpaceError, Link, parse_pcie
 from . import pci_extended
 from .reader import (
     Facts,
     Host,
     Unknown,
+    absent,
     link_name,
     names_in,
+    numbers_in,
     read_bytes,
     read_choice,
     read_int,
@@ -142,7 +144,7 @@ def _speed(path: str) -> Union[float, Unknown]:
     text = read_text(path)
     if isinstance(text, Unknown):
         return text
-    match = re.match(r"([0-9.]+) ?GT/s", text)
+    match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text)
     return float(match.group(1)) if match else Unknown(f"{path} says {text!r}")
 
 
@@ -157,7 +159,7 @@ def _registers(config: Union[bytes, Unknown]) -> Facts:
         pcie = parse_pcie(config)
     except ConfigSpaceError as error:
         facts["responds"] = error.outcome != "not-responding"
-        facts.update({name: Unknown(str(error)) for name in names})
+        facts.update(dict.fromkeys(names, Unknown(str(error), error.outcome == "no-pcie-cap")))
     else:
         facts.update({name: getattr(pcie, name) for name in _EXPRESS})
         facts.update(pci_extended.link_control(config, pcie.offset))
@@ -167,17 +169,17 @@ def _registers(config: Union[bytes, Unknown]) -> Facts:
 
 def _beyond(config: bytes) -> Facts:
     """Return the extended capabilities; a short read says that it was short."""
+    names = ("acs", "aer_status", "resizable_bars")
+    if len(config) == STANDARD_SIZE:
+        return dict.fromkeys(names, absent("a conventional PCI function has no extended configuration space"))
     if len(config) < pci_extended.EXTENDED_SIZE:
-        lost = Unknown(
-            f"only {len(config)} bytes of the configuration space can be read: "
-            "the rest takes root's rights, or the device has none"
-        )
-        return {"acs": lost, "aer_status": lost, "resizable_bars": lost}
+        lost = f"only {len(config)} bytes of the configuration space can be read: more takes root's rights"
+        return dict.fromkeys(names, Unknown(lost))
     found = pci_extended.acs(config)
     status = pci_extended.aer_status(config)
     return {
-        "acs": Unknown("the function has no ACS capability") if found is None else found,
-        "aer_status": Unknown("the function has no AER capability") if status is None else status,
+        "acs": absent("the function has no ACS capability") if found is None else found,
+        "aer_status": absent("the function has no AER capability") if status is None else status,
         "resizable_bars": pci_extended.resizable_bars(config),
     }
 
@@ -193,7 +195,7 @@ def _counts(path: str) -> Union[Facts, Unknown]:
     if isinstance(text, Unknown):
         return text
     pairs = [line.split() for line in text.splitlines() if len(line.split()) == 2]
-    counts = {name: int(number) for name, number in pairs if number.isdigit()}
+    counts = {name: numbers_in(number)[0] for name, number in pairs if numbers_in(number)}
     kinds = {name: number for name, number in counts.items() if number and not name.startswith("TOTAL")}
     return {"total": sum(kinds.values()), "kinds": kinds}
 
@@ -230,6 +232,7 @@ def slot_link(path: list[Facts]) -> Facts:
     ends = [card] if port is None else [card, port]
     return {
         "port": None if port is None else port["address"],
+        "card": card["address"],
         "width": card["link_width"],
         "speed_gts": card["link_speed_gts"],
         "max_width": _least(ends, "max_link_width"),
@@ -250,8 +253,7 @@ def bars(host: Host, address: str) -> Facts:
     if isinstance(text, Unknown):
         return {"sizes": text, "largest_bytes": text, "unassigned": text, "resizable_to_bytes": text}
     sizes, unassigned = {}, []
-    for number, line in enumerate(text.splitlines()[:6]):
-        start, end, flags = (int(part, 16) for part in line.split())
+    for number, (start, end, flags) in enumerate(_resources(text)[:6]):
         if not flags & _MEMORY:
             continue
         sizes[str(number)] = end - start + 1 if end > start else 0
@@ -265,8 +267,14 @@ def bars(host: Host, address: str) -> Facts:
         "unassigned": unassigned,
         "resizable_to_bytes": max(known)
         if known
-        else Unknown(f"{folder} has no resourceN_resize: no resizable BAR, or a kernel before 6.1"),
+        else absent(f"{folder} has no resourceN_resize: no resizable BAR, or a kernel before 6.1"),
     }
+
+
+def _resources(text: str) -> list[tuple[int, int, int]]:
+    """Return (first address, last address, flags) of each line of a ``resource`` file."""
+    line = re.compile(r"^0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})$", re.MULTILINE)
+    return [(int(start, 16), int(end, 16), int(flags, 16)) for start, end, flags in line.findall(text)]
 
 
 def _resizable_to(folder: str, number: int) -> Optional[int]:

@@ -10,6 +10,7 @@ from .reader import (
     Facts,
     Host,
     Unknown,
+    absent,
     format_ranges,
     names_in,
     numbered,
@@ -53,7 +54,7 @@ def _cpufreq(base: str) -> Union[Facts, Unknown]:
     """
     policies = _policies(base)
     if not policies:
-        return Unknown(f"{base}/cpufreq has no policy: no frequency driver is loaded (usual in a VM)")
+        return absent(f"{base}/cpufreq has no policy: no frequency driver is loaded (usual in a VM)")
     found: dict[str, dict[str, list[int]]] = {}
     for policy in policies:
         cpus = _policy_cpus(policy)
@@ -64,7 +65,7 @@ def _cpufreq(base: str) -> Union[Facts, Unknown]:
     facts: Facts = {
         fact: {text: format_ranges(cpus) for text, cpus in found[fact].items()}
         if fact in found
-        else Unknown(f"no policy has {name}")
+        else absent(f"no policy has {name}")
         for fact, name in {**_POLICY_FILES, **_POLICY_NUMBERS}.items()
     }
     facts["capped_cpus"] = format_ranges(cpu for policy in policies for cpu in _capped(policy))
@@ -87,7 +88,7 @@ def _policy_cpus(policy: str) -> list[int]:
     text = read_text(f"{policy}/affected_cpus")
     if not isinstance(text, Unknown):
         return parse_ranges(text.replace(" ", ","))
-    digits = "".join(c for c in policy.replace("/cpufreq", "").rsplit("/", 1)[-1] if c.isdigit())
+    digits = "".join(c for c in policy.replace("/cpufreq", "").rsplit("/", 1)[-1] if c.isdecimal())
     return [int(digits)] if digits else []
 
 
@@ -113,7 +114,7 @@ def _boost(base: str) -> Union[bool, Unknown]:
         known = [flag for flag in flags if not isinstance(flag, Unknown)]
         if known:
             return all(known)
-    return Unknown(f"{base}/cpufreq/boost does not exist, and no policy has a switch of its own")
+    return absent(f"{base}/cpufreq/boost does not exist, and no policy has a switch of its own")
 
 
 def _cpuidle(base: str) -> Facts:
@@ -125,7 +126,7 @@ def _cpuidle(base: str) -> Facts:
 
 
 def _first_text(*paths: str) -> Union[str, Unknown]:
-    found: Union[str, Unknown] = Unknown(f"{paths[0]} does not exist")
+    found: Union[str, Unknown] = absent(f"{paths[0]} does not exist")
     for path in paths:
         found = read_text(path)
         if not isinstance(found, Unknown):
@@ -142,7 +143,7 @@ def _idle_states(base: str) -> Union[list[Facts], Unknown]:
             if name.startswith("state"):
                 _add_state(groups, f"{folder}/{name}", cpu)
     if not groups:
-        return Unknown(f"{base}/cpu*/cpuidle does not exist: this kernel manages no idle states")
+        return absent(f"{base}/cpu*/cpuidle does not exist: this kernel manages no idle states")
     ordered = sorted(groups.items(), key=lambda item: item[0][2])
     return [_idle_state(key, cpus) for key, cpus in ordered]
 

@@ -12,7 +12,18 @@ import re
 from collections.abc import Iterable
 from typing import Optional, Union
 
-from .reader import Facts, Host, Unknown, colon_fields, parse_ranges, read_bytes, read_text
+from .reader import (
+    Facts,
+    Host,
+    Unknown,
+    absent,
+    colon_fields,
+    names_in,
+    numbers_in,
+    parse_ranges,
+    read_bytes,
+    read_text,
+)
 
 #: Environment variables that decide how GPUs talk; nothing else of an environment is reported, since
 #: environments hold secrets.
@@ -28,20 +39,23 @@ _CONTAINER_FORMS = (
     re.compile(r"/lxc\.payload\.(?P<lxc>[^/]+)"),
     re.compile(r"/(?:docker[/-]|libpod-)(?P<docker>[0-9a-f]{12})"),
 )
+_USUAL_VENVS = ("/root/venv", "/root/.venv", "/venv", "/sgl-workspace/.venv")
 _MOST = 64  # processes with a GPU that are described
 
 
 def pids(host: Host) -> list[int]:
     """Return the process ids."""
     try:
-        return sorted(int(name) for name in os.listdir(host.procfs) if name.isdigit())
+        return sorted(int(name) for name in os.listdir(host.procfs) if name.isdecimal())
     except OSError:
         return []
 
 
-def commands(host: Host, numbers: Iterable[int]) -> dict[str, int]:
+def commands(host: Host, numbers: list[int]) -> Union[dict[str, int], Unknown]:
     """Return {command name, at most 15 characters: how many processes}."""
     counts: dict[str, int] = {}
+    if not numbers:
+        return Unknown(f"{host.procfs} shows no processes (a recorded machine)")
     for pid in numbers:
         name = read_text(host.proc(str(pid), "comm"))
         if not isinstance(name, Unknown):
@@ -49,7 +63,7 @@ def commands(host: Host, numbers: Iterable[int]) -> dict[str, int]:
     return counts
 
 
-def container_of(host: Host, pid: int) -> Optional[str]:
+def container_of(host: Host, pid: Union[int, str]) -> Optional[str]:
     """Return "lxc:<name>" or "docker:<id>" of a process's cgroup, None for the host's own."""
     text = read_text(host.proc(str(pid), "cgroup"))
     if isinstance(text, Unknown):
@@ -62,10 +76,12 @@ def container_of(host: Host, pid: int) -> Optional[str]:
     return None
 
 
-def gpu_processes(host: Host, numbers: Iterable[int]) -> Union[list[Facts], Unknown]:
+def gpu_processes(host: Host, numbers: list[int]) -> Union[list[Facts], Unknown]:
     """Return the processes that hold a GPU's node open; unknown when none may be looked into."""
     found: list[Facts] = []
     refused = looked = 0
+    if not numbers:
+        return Unknown(f"{host.procfs} shows no processes (a recorded machine)")
     for pid in numbers:
         nodes = _open_gpu_nodes(host, pid)
         if nodes is None:
@@ -100,7 +116,7 @@ def _open_gpu_nodes(host: Host, pid: int) -> Optional[list[str]]:
     return sorted(nodes)
 
 
-def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
+def describe(host: Host, pid: Union[int, str], nodes: list[str]) -> Facts:
     """Return what one GPU process runs on and in; see the module's RETURN for the fields."""
     arguments = _arguments(host, pid)
     environment = _environment(host, pid)
@@ -116,6 +132,7 @@ def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
         "cpus": cpus or lost,
         "cpu_count": len(parse_ranges(cpus)) if cpus else lost,
         "memory_nodes": fields.get("Mems_allowed_list") or lost,
+        "memory_node_list": parse_ranges(fields.get("Mems_allowed_list", "")),
         "memlock_bytes": _limit(host, pid, "Max locked memory"),
         "open_files": _limit(host, pid, "Max open files"),
         "shm_bytes": _shm_bytes(host, pid),
@@ -125,12 +142,41 @@ def describe(host: Host, pid: int, nodes: list[str]) -> Facts:
     }
 
 
-def _arguments(host: Host, pid: int) -> list[str]:
+def this_process(host: Host) -> Union[Facts, Unknown]:
+    """Return what the audit's own process runs on and in.
+
+    Inside a container that is the container: its affinity, limits, /dev/shm, and the packages that are
+    installed in the usual places, also while no server runs.
+    """
+    if not os.path.isdir(host.proc("self")):
+        return absent(f"{host.proc('self')} does not exist (a recorded machine)")
+    top = os.path.dirname(host.usr)
+    homes = [os.path.join("/opt", name) for name in names_in(os.path.join(top, "opt"))]
+    found = packages(top, [*homes, *_USUAL_VENVS])
+    return {**describe(host, "self", []), "packages": found}
+
+
+def place(process: Facts, gpus: dict[str, Facts], nodes: list[Facts]) -> Facts:
+    """Return which GPUs a process holds, their NUMA nodes, and the nodes whose CPUs it may use.
+
+    ``gpus`` maps a node's name ("nvidia0") to the GPU's facts.
+    """
+    held = [gpus[name] for name in process["gpu_nodes"] if name in gpus]
+    cpus = process["cpus"]
+    allowed = set() if isinstance(cpus, Unknown) else set(parse_ranges(cpus))
+    return {
+        "gpus": [gpu["address"] for gpu in held],
+        "gpu_numa_nodes": sorted({gpu["numa_node"] for gpu in held if isinstance(gpu["numa_node"], int)}),
+        "cpu_numa_nodes": [node["id"] for node in nodes if allowed & set(parse_ranges(str(node["cpus"])))],
+    }
+
+
+def _arguments(host: Host, pid: Union[int, str]) -> list[str]:
     content = read_bytes(host.proc(str(pid), "cmdline"))
     return [] if isinstance(content, Unknown) else content.decode("utf-8", "replace").split("\0")[:-1]
 
 
-def _environment(host: Host, pid: int) -> Union[dict[str, str], Unknown]:
+def _environment(host: Host, pid: Union[int, str]) -> Union[dict[str, str], Unknown]:
     content = read_bytes(host.proc(str(pid), "environ"))
     if isinstance(content, Unknown):
         return content
@@ -153,13 +199,13 @@ def _options(arguments: list[str]) -> Facts:
         name, equals, value = argument.partition("=")
         if not equals and place + 1 < len(arguments):
             value = arguments[place + 1]
-        if name in wanted and value.isdigit():
+        if name in wanted and value.isdecimal():
             found[wanted[name]] = int(value)
     found["cuda_graphs_disabled"] = bool({"--disable-cuda-graph", "--enforce-eager"} & set(arguments))
     return found
 
 
-def _limit(host: Host, pid: int, name: str) -> Union[int, Unknown]:
+def _limit(host: Host, pid: Union[int, str], name: str) -> Union[int, Unknown]:
     """Return a soft limit; "unlimited" is -1."""
     path = host.proc(str(pid), "limits")
     text = read_text(path)
@@ -167,12 +213,12 @@ def _limit(host: Host, pid: int, name: str) -> Union[int, Unknown]:
         return text
     for line in text.splitlines():
         if line.startswith(name):
-            soft = line[len(name) :].split()[0]
-            return -1 if soft == "unlimited" else int(soft)
+            soft = line[len(name) :].split()[:1]
+            return -1 if soft == ["unlimited"] else next(iter(numbers_in(" ".join(soft))), -1)
     return Unknown(f"{path} has no {name!r}")
 
 
-def _shm_bytes(host: Host, pid: int) -> Union[int, Unknown]:
+def _shm_bytes(host: Host, pid: Union[int, str]) -> Union[int, Unknown]:
     """Return the size of the process's /dev/shm; without a size option a tmpfs takes half the memory."""
     path = host.proc(str(pid), "mounts")
     text = read_text(path)
@@ -181,14 +227,14 @@ def _shm_bytes(host: Host, pid: int) -> Union[int, Unknown]:
     mounts = [line.split() for line in text.splitlines() if len(line.split()) >= 4]
     options = [fields[3] for fields in mounts if fields[1] == "/dev/shm"]
     if not options:
-        return Unknown(f"{path} has no /dev/shm of its own")
+        return absent(f"{path} has no /dev/shm of its own")
     size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1])
     if not size:
-        return Unknown("/dev/shm has no size of its own: it may take half of the memory")
+        return absent("/dev/shm has no size of its own: it may take half of the memory")
     return int(size.group(1)) << {"": 0, "k": 10, "m": 20, "g": 30}[size.group(2)]
 
 
-def _python(host: Host, pid: int, arguments: list[str]) -> Facts:
+def _python(host: Host, pid: Union[int, str], arguments: list[str]) -> Facts:
     """Return the Python version and the packages that decide performance, as installed for a process."""
     root = host.proc(str(pid), "root")
     try:
@@ -201,7 +247,7 @@ def _python(host: Host, pid: int, arguments: list[str]) -> Facts:
         os.path.dirname(os.path.dirname(path)) for path in ([*arguments[:1], program]) if path.startswith("/")
     ]
     return {
-        "python": version.group(1) if version else Unknown(f"{program} is not a Python"),
+        "python": version.group(1) if version else absent(f"{program} is not a Python"),
         "packages": packages(root, homes),
     }
 

@@ -2,8 +2,9 @@
 """Read what a host says in its files, and keep the reason wherever it says nothing.
 
 A topic's facts are plain dicts and lists. A value that could not be read is an ``Unknown`` with one
-sentence; ``split_unknown`` turns the whole into JSON-ready data in which such a value is None and its
-reason stands under the value's path ("gpus.0.acs") in a flat map.
+sentence; one that this host simply has not (no such file, no such capability) is an ``absent`` one.
+``split_unknown`` turns the whole into JSON-ready data in which such a value is None and its reason stands
+under the value's path ("gpus.0.acs") in a flat map.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ Facts = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """A value that could not be read; ``reason`` is one sentence that names the file and the cause."""
+    """A value that could not be read; ``reason`` is one sentence that names the file and the cause.
+
+    ``absent`` is True where there is nothing to read: the host has no such thing.
+    """
 
     reason: str
+    absent: bool = False
+
+
+def absent(reason: str) -> Unknown:
+    """Return the value of something that this host has not."""
+    return Unknown(reason, absent=True)
 
 
 Text = Union[str, Unknown]
@@ -74,10 +84,14 @@ class Host:
         return os.path.join(self.sysfs, *parts)
 
 
+_LONGEST_NUMBER = 20  # digits of 64 bits
+_MOST_IN_RANGE = 1 << 16  # more CPUs or nodes than any kernel counts: the file holds something else
+
+
 def failure(path: str, error: OSError) -> Unknown:
     """Say in one sentence why a path could not be read."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unknown(f"{path} does not exist")
+        return absent(f"{path} does not exist")
     if error.errno in (errno.EACCES, errno.EPERM):
         return Unknown(f"{path} is readable with root's rights only")
     return Unknown(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
@@ -126,9 +140,14 @@ def read_int(path: str, base: int = 10) -> Number:
     if isinstance(text, Unknown):
         return text
     try:
-        return int(text, base)
+        return int(text[:_LONGEST_NUMBER], base)
     except ValueError:
         return Unknown(f"{path} holds no number: {text[:40]!r}")
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the whole numbers among a text's words."""
+    return [int(word) for word in text.split() if word.isdecimal() and len(word) < 20]
 
 
 def read_flag(path: str) -> Union[bool, Unknown]:
@@ -157,7 +176,7 @@ def names_in(path: str) -> list[str]:
 def numbered(path: str, prefix: str) -> list[int]:
     """Return the numbers N of a directory's entries called <prefix>N, in order."""
     found = [name[len(prefix) :] for name in names_in(path) if name.startswith(prefix)]
-    return sorted(int(number) for number in found if number.isdigit())
+    return sorted(int(number) for number in found if number.isdecimal())
 
 
 def link_name(path: str) -> Optional[str]:
@@ -173,8 +192,9 @@ def parse_ranges(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.replace("\n", ",").split(","):
         first, _dash, last = part.strip().partition("-")
-        if first.isdigit():
-            numbers.extend(range(int(first), int(last if last.isdigit() else first) + 1))
+        if first.isdecimal() and len(first) < 8:
+            end = int(last) if last.isdecimal() and len(last) < 8 else int(first)
+            numbers.extend(range(int(first), min(end, int(first) + _MOST_IN_RANGE) + 1))
     return numbers
 
 
@@ -199,14 +219,15 @@ def colon_fields(text: str) -> dict[str, str]:
     return fields
 
 
-def split_unknown(value: Any, path: str = "") -> tuple[Any, dict[str, str]]:
-    """Return (the value with None for each Unknown, {path: reason}); paths are dotted."""
+def split_unknown(value: Any, path: str = "") -> tuple[Any, dict[str, Unknown]]:
+    """Return (the value with None for each Unknown, {dotted path: Unknown})."""
     if isinstance(value, Unknown):
-        return None, {path: value.reason}
+        return None, {path: value}
     if not isinstance(value, (dict, list, tuple)):
         return value, {}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    plain, unknown = [], {}
+    plain: list[tuple[Any, Any]] = []
+    unknown: dict[str, Unknown] = {}
     for key, part in pairs:
         known, reasons = split_unknown(part, f"{path}.{key}" if path else str(key))
         plain.append((key, known))

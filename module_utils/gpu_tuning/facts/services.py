@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Union
 
-from .reader import Facts, Host, Unknown, link_name, names_in, read_text
+from .reader import Facts, Host, Unknown, absent, link_name, names_in, read_text
 
 #: Unit -> the name its process shows (the kernel keeps 15 characters).
 TUNERS = {
@@ -24,18 +25,21 @@ TUNERS = {
 }
 
 
-def collect(host: Host, commands: dict[str, int]) -> Facts:
+def collect(host: Host, commands: Union[dict[str, int], Unknown]) -> Facts:
     """Return {unit: {"running", "enabled"}}, and TuneD's profile and settings."""
     enabled = _enabled_units(host)
     units = {
-        unit: {"running": bool(process and _runs(process, commands)), "enabled": f"{unit}.service" in enabled}
+        unit: {"running": _runs(process, commands), "enabled": f"{unit}.service" in enabled}
         for unit, process in TUNERS.items()
     }
     return {"units": units, "tuned": _tuned(host)}
 
 
-def _runs(process: str, commands: dict[str, int]) -> bool:
-    return process in commands
+def _runs(process: str, commands: Union[dict[str, int], Unknown]) -> Union[bool, Unknown]:
+    """Tell whether a daemon runs; a unit that starts none ("") never does."""
+    if not process:
+        return False
+    return commands if isinstance(commands, Unknown) else process in commands
 
 
 def _enabled_units(host: Host) -> set[str]:
@@ -59,7 +63,7 @@ def _tuned(host: Host) -> Facts:
         else re.search(r"^\s*reapply_sysctl\s*=\s*(\S+)", settings, re.M)
     )
     return {
-        "profile": profile or Unknown("TuneD has no active profile"),
+        "profile": profile or absent("TuneD has no active profile"),
         # On by default: TuneD then sets sysctl.d's values again after its profile's.
         "reapply_sysctl": match.group(1).lower() in ("1", "true", "yes", "y") if match else True,
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,6 +60,6 @@ def _setting(host: Host, name: str, assignments: list[sysctl_d.Assignment]) -> F
 def _value(text: str) -> Any:
     """Return a whole number as such, anything else as its words parted by one blank."""
     words = text.split()
-    if len(words) == 1 and words[0].lstrip("-").isdigit():
+    if len(words) == 1 and re.fullmatch(r"-?[0-9]{1,20}", words[0]):
         return int(words[0])
     return " ".join(words)

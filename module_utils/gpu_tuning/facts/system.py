@@ -8,8 +8,10 @@ import re
 import shlex
 from typing import Optional, Union
 
-from .reader import Facts, Host, Unknown, names_in, read_bytes, read_text
+from .reader import Facts, Host, Unknown, absent, names_in, read_bytes, read_text
 
+#: Parameters that the boot loader adds of itself.
+_LOADERS_OWN = ("BOOT_IMAGE=", "root=", "initrd=", "ro", "rw", "boot=zfs")
 _DMI = (
     "sys_vendor",
     "product_name",
@@ -23,7 +25,9 @@ _DMI = (
 
 def collect(host: Host) -> Facts:
     """Return ``firmware``, ``os``, ``kernel`` and ``boot``."""
-    return {"firmware": firmware(host), "os": distribution(host), "kernel": kernel(host), "boot": boot(host)}
+    facts: Facts = {"firmware": firmware(host), "os": distribution(host), "kernel": kernel(host)}
+    facts["boot"] = boot(host, facts["kernel"]["tokens"])
+    return facts
 
 
 def firmware(host: Host) -> Facts:
@@ -42,7 +46,7 @@ def _secure_boot(host: Host) -> Union[bool, Unknown]:
     folder = host.sys("firmware/efi/efivars")
     names = [name for name in names_in(folder) if name.startswith("SecureBoot-")]
     if not names:
-        return Unknown(f"{folder} has no SecureBoot variable (BIOS boot, or not readable)")
+        return absent(f"{folder} has no SecureBoot variable (BIOS boot, or not readable)")
     content = read_bytes(f"{folder}/{names[0]}")
     # Four bytes of attributes come before the value.
     return content if isinstance(content, Unknown) else content[4:5] == b"\x01"
@@ -54,7 +58,7 @@ def distribution(host: Host) -> Facts:
     facts: Facts = {}
     fields = {} if isinstance(text, Unknown) else _shell_values(text)
     for name in ("ID", "VERSION_ID", "PRETTY_NAME"):
-        lost = text if isinstance(text, Unknown) else Unknown(f"os-release has no {name}")
+        lost = text if isinstance(text, Unknown) else absent(f"os-release has no {name}")
         facts[name.lower()] = fields.get(name, lost)
     facts["proxmox"] = _package_version(host, "pve-manager")
     facts["container"] = read_text(os.path.join(host.run, "systemd/container"))
@@ -74,7 +78,7 @@ def _package_version(host: Host, package: str) -> Union[str, Unknown]:
         return content
     start = content.find(b"\nPackage: " + package.encode() + b"\n")
     if start < 0:
-        return Unknown(f"the package {package} is not installed")
+        return absent(f"the package {package} is not installed")
     stanza = content[start : content.find(b"\n\n", start + 1)].decode("utf-8", "replace")
     version = re.search(r"^Version: (\S+)", stanza, re.MULTILINE)
     return version.group(1) if version else Unknown(f"{path} has no version of {package}")
@@ -134,12 +138,10 @@ def _installed(host: Host) -> list[str]:
 
 
 def _newest(installed: list[str]) -> Union[str, Unknown]:
-    return (
-        installed[-1] if installed else Unknown("/boot holds no vmlinuz-* (another layout, or a container)")
-    )
+    return installed[-1] if installed else absent("/boot holds no vmlinuz-* (another layout, or a container)")
 
 
-def boot(host: Host) -> Facts:
+def boot(host: Host, running: Union[dict[str, list[str]], Unknown]) -> Facts:
     """Return which loader starts this host, and the command line that its configuration asks for.
 
     Proxmox documents which file counts: with ESPs managed by proxmox-boot-tool and no GRUB it is
@@ -151,11 +153,33 @@ def boot(host: Host) -> Facts:
     has_grub = not isinstance(grub, Unknown)
     if not isinstance(plain, Unknown) and (managed or not has_grub):
         wanted = plain.splitlines()[0] if plain else ""
-        return {"loader": "systemd-boot", "file": "/etc/kernel/cmdline", "tokens": tokens(wanted)}
+        return {"loader": "systemd-boot", "file": "/etc/kernel/cmdline", **_against(tokens(wanted), running)}
     if has_grub and not isinstance(grub, Unknown):
-        return {"loader": "grub", "file": "/etc/default/grub", "tokens": tokens(_grub_line(host, grub))}
-    lost = Unknown("neither /etc/default/grub nor /etc/kernel/cmdline can be read")
-    return {"loader": lost, "file": lost, "tokens": lost}
+        wanted = _grub_line(host, grub)
+        return {"loader": "grub", "file": "/etc/default/grub", **_against(tokens(wanted), running)}
+    lost = absent("neither /etc/default/grub nor /etc/kernel/cmdline can be read")
+    return dict.fromkeys(("loader", "file", "tokens", "pending", "not_persisted"), lost)
+
+
+def _against(wanted: dict[str, list[str]], running: Union[dict[str, list[str]], Unknown]) -> Facts:
+    """Return the tokens asked for, those the running kernel lacks, and those that it alone has."""
+    if isinstance(running, Unknown):
+        return {"tokens": wanted, "pending": running, "not_persisted": running}
+    return {
+        "tokens": wanted,
+        "pending": _words(wanted, running),
+        "not_persisted": [word for word in _words(running, wanted) if not word.startswith(_LOADERS_OWN)],
+    }
+
+
+def _words(these: dict[str, list[str]], those: dict[str, list[str]]) -> list[str]:
+    """Return the parameters of the one as words that the other has not."""
+    return [
+        f"{name}={value}" if value else name
+        for name, values in these.items()
+        for value in values
+        if value not in those.get(name, [])
+    ]
 
 
 def _grub_line(host: Host, text: str) -> str:

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from . import pci
-from .reader import Facts, Host, Unknown
+from .reader import Facts, Host, Unknown, absent
 
 #: Relations of a pair, nearest first, in the words of nvidia-smi topo.
 RELATIONS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -62,7 +62,7 @@ def _least_payload(path: list[Facts]) -> Any:
     known = [size for size in above if not isinstance(size, Unknown)]
     if known:
         return min(known)
-    return above[0] if above else Unknown("no bridge is above the device")
+    return above[0] if above else absent("no bridge is above the device")
 
 
 def _path_aspm(path: list[Facts]) -> Any:
