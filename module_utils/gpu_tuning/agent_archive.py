@@ -8,7 +8,7 @@ loaded, found by following their relative imports from one main module.
 from __future__ import annotations
 
 import ast
-import importlib._bootstrap_external as importing
+import importlib.util
 import io
 import marshal
 import pkgutil
@@ -98,7 +98,7 @@ def _member(path: str) -> zipfile.ZipInfo:
 def _byte_code(path: str, text: str) -> bytes:
     """Return a .pyc that is used without a look at its source (PEP 552, unchecked)."""
     code = compile(text, path, "exec", dont_inherit=True, optimize=0)
-    return bytes(importing.MAGIC_NUMBER) + b"\x01\0\0\0" + bytes(8) + marshal.dumps(code)
+    return importlib.util.MAGIC_NUMBER + b"\x01\0\0\0" + bytes(8) + marshal.dumps(code)
 
 
 def _source(module: str) -> tuple[str, str]:
