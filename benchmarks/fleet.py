@@ -5,7 +5,7 @@
     benchmarks/fleet.py [--hosts 1,10,50,100] [--repeat 1] [--parallel 20] [--stub]
 
 Hosts are the addresses 127.0.1.N of one sshd in a network namespace of its own, each with a connection,
-over one recorded machine in memory. Targets share this machine's CPUs with the controller, which a real fleet
+over recorded machines in memory. Targets share this machine's CPUs with the controller, which a real fleet
 does not: --stub has a canned answer in place of the targets' Python, to measure the controller. Needs
 root, unshare, ip and openssh-server. Prints Markdown.
 """
@@ -31,6 +31,7 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "recorded"))
 INSIDE = "GPU_TUNING_FLEET_INSIDE"
 PORT = 2222
+MACHINES = 30  # more than --parallel
 
 
 class Cost(NamedTuple):
@@ -94,14 +95,39 @@ def inventory(folder: Path, hosts: list[str], options: list[str], python: str) -
         "ansible_user": "root",
         "ansible_python_interpreter": python,
         "ansible_ssh_common_args": " ".join(options),
-        "procfs_root": f"{folder}/machine/proc",
-        "sysfs_root": f"{folder}/machine/sys",
         "reports_root": f"{folder}/reports",
     }
-    each = {host: {"state_root": f"{folder}/state/{host}"} for host in hosts}
+    each = {
+        host: {
+            "state_root": f"{folder}/state/{host}",
+            "procfs_root": f"{machine_of(folder, host)}/proc",
+            "sysfs_root": f"{machine_of(folder, host)}/sys",
+        }
+        for host in hosts
+    }
     path = folder / "hosts.json"
     path.write_text(json.dumps({"all": {"vars": common, "children": {"gpu_hosts": {"hosts": each}}}}))
     return path
+
+
+def machines(folder: Path) -> None:
+    """Copy what tuning reads and writes, so that runs at the same time do not meet in one file."""
+    whole = folder / "whole"
+    parts = ["proc/sys", "proc/cmdline", "sys/bus", "sys/module/nvidia"]
+    for pattern in (
+        "sys/devices/pci*",
+        "sys/devices/system/cpu/cpu*/cpuidle",
+        "sys/devices/system/cpu/cpu*/online",
+    ):
+        parts += [str(path.relative_to(whole)) for path in whole.glob(pattern)]
+    for number in range(MACHINES):
+        (folder / f"machine{number}").mkdir()
+        subprocess.run(["cp", "-a", "--parents", *parts, f"{folder}/machine{number}"], cwd=whole, check=True)
+
+
+def machine_of(folder: Path, host: str) -> str:
+    """Return a host's machine; hosts so far apart in order share one."""
+    return f"{folder}/machine{int(host.rpartition('.')[2]) % MACHINES}"
 
 
 def stub(folder: Path) -> str:
@@ -141,9 +167,10 @@ def play(folder: Path, hosts: list[str], options: list[str], arguments: argparse
 
 def by_hand(folder: Path, hosts: list[str], options: list[str], arguments: argparse.Namespace) -> Cost:
     """Run the script over the hosts."""
-    script = f"bash -s {folder}/machine {folder}/by-hand/{{}} <{REPO}/benchmarks/by_hand.sh"
-    each = f"ssh {' '.join(options)} -o ControlMaster=no -o ControlPath=none root@{{}} {script}"
-    command = f"printf '%s\\n' {' '.join(hosts)} | xargs -P {arguments.parallel} -I{{}} sh -c '{each}'"
+    ssh = f"ssh {' '.join(options)} -o ControlMaster=no -o ControlPath=none root@$1"
+    each = f"{ssh} bash -s $2 {folder}/by-hand/$1 <{REPO}/benchmarks/by_hand.sh"
+    pairs = " ".join(f"{host} {machine_of(folder, host)}" for host in hosts)
+    command = f"printf '%s %s\\n' {pairs} | xargs -P {arguments.parallel} -L 1 sh -c '{each}' sh"
     return measured(["sh", "-c", command], dict(os.environ))
 
 
@@ -154,7 +181,8 @@ def run(arguments: argparse.Namespace) -> None:
     memory = "/dev/shm" if os.path.ismount("/dev/shm") else None
     folder = Path(tempfile.mkdtemp(prefix="gpu-tuning-fleet-", dir=memory))
     try:
-        make_host.main([str(folder / "machine")])
+        make_host.main([str(folder / "whole")])
+        machines(folder)
         with sshd(folder) as options:
             table(folder, options, arguments)
     finally:
@@ -164,8 +192,8 @@ def run(arguments: argparse.Namespace) -> None:
 def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> None:
     """Print a line per number of hosts: medians."""
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs, median")
-    print("\n| hosts | by hand, s | play, s | times | controller CPU per host, s | process, MiB |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("\n| hosts | by hand, s | play, s | times | CPU per host by hand, s | play, s | MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in arguments.hosts:
         hosts = [f"127.0.1.{number}" for number in range(1, count + 1)]
         pairs = [
@@ -174,10 +202,11 @@ def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> No
         ]
         hand = statistics.median(pair[0].wall for pair in pairs)
         wall = statistics.median(pair[1].wall for pair in pairs)
-        cpu = statistics.median(pair[1].cpu for pair in pairs) / count
+        cpus = [statistics.median(pair[each].cpu for pair in pairs) / count for each in (0, 1)]
         memory = max(pair[1].memory for pair in pairs)
         print(
-            f"| {count} | {hand:.1f} | {wall:.1f} | {wall / hand:.1f} | {cpu:.2f} | {memory:.0f} |",
+            f"| {count} | {hand:.1f} | {wall:.1f} | {wall / hand:.1f} | {cpus[0]:.2f} | {cpus[1]:.2f} "
+            f"| {memory:.0f} |",
             flush=True,
         )
 

@@ -4,9 +4,20 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from ansible.plugins.callback.default import CallbackModule as Default
+
+# On the controller, Ansible does not put module_utils on the path. Loaded here, before the first fork, it is
+# loaded once: every task of every host would load it anew.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
+
+import gpu_tuning.drift
+import gpu_tuning.junit
+import gpu_tuning.policy
+import gpu_tuning.report  # noqa: F401
 
 DOCUMENTATION = """
 name: fleet

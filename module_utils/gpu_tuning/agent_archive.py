@@ -8,7 +8,7 @@ loaded, found by following their relative imports from one main module.
 from __future__ import annotations
 
 import ast
-import importlib._bootstrap_external as importing
+import importlib.util
 import io
 import marshal
 import pkgutil
@@ -20,7 +20,18 @@ from typing import Optional
 #: The package's name inside an archive, whatever it is called where this code runs.
 PACKAGE = "gpu_tuning"
 
+#: dataclasses imports inspect, a fifth of a short run, and mostly does without: loaded when it is used.
 _MAIN = """import sys
+
+
+class Later(type(sys)):
+    def __getattr__(self, name):
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(__import__(self.__name__), name)
+
+
+sys.modules["inspect"] = Later("inspect")
 
 from {package}.{module} import main
 
@@ -87,7 +98,7 @@ def _member(path: str) -> zipfile.ZipInfo:
 def _byte_code(path: str, text: str) -> bytes:
     """Return a .pyc that is used without a look at its source (PEP 552, unchecked)."""
     code = compile(text, path, "exec", dont_inherit=True, optimize=0)
-    return bytes(importing.MAGIC_NUMBER) + b"\x01\0\0\0" + bytes(8) + marshal.dumps(code)
+    return importlib.util.MAGIC_NUMBER + b"\x01\0\0\0" + bytes(8) + marshal.dumps(code)
 
 
 def _source(module: str) -> tuple[str, str]:
