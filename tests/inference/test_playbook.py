@@ -52,7 +52,9 @@ class Playbook:
             "gpu_benchmark_repeats": REPEATS,
             "gpu_benchmark_input_length": 64,
             "gpu_benchmark_output_length": 32,
-            "gpu_benchmark_warmup_requests": 2,
+            "gpu_benchmark_warmup_requests": 1,
+            "gpu_benchmark_requests_per_stream": 2,
+            "gpu_benchmark_least_requests": 4,
             "gpu_benchmark_interval": 0.5,
             **changes,
         }  # fmt: skip
@@ -103,7 +105,7 @@ def test_baseline_then_an_equal_arm_then_a_throttled_one(
         equal = verdicts(playbook.report("equal"))
         if not {"improved", "regressed"} & set(equal.values()):
             break
-    slow = {**place.environment, "SERVER_SHARE": "0.08"}
+    slow = {**place.environment, "SERVER_SHARE": "0.1"}
     throttled = playbook.run(gpu_benchmark_name="throttled", gpu_benchmark_server_environment=slow)
     assert throttled.returncode == 0, throttled.stdout
     found = playbook.report("throttled")
