@@ -142,7 +142,7 @@ def put_back(old: Mapping[str, Content]) -> None:
         raise BootError(f"and the old content could not be put back into {', '.join(lost)}: do it by hand")
 
 
-def run(argv: list[str], timeout_s: int = 1800) -> str:
+def run(argv: list[str], cwd: Optional[str] = None, timeout_s: int = 1800) -> str:
     """Run a boot tool and return what it printed. Raises BootError with its own words."""
     # LC_ALL: what is parsed must not be translated.
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
@@ -154,6 +154,7 @@ def run(argv: list[str], timeout_s: int = 1800) -> str:
             capture_output=True,
             check=False,
             env=environment,
+            cwd=cwd,
             timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 from .bls import BlsEntries
 from .boot_config import BootConfig, on_live_host
@@ -51,6 +51,18 @@ class Roots:
         esps = self.esps if self.esps is not None else tuple(os.path.join(top, esp) for esp in _ESPS)
         found = [os.path.join(esp, "loader/entries") for esp in esps]
         return [path for path in dict.fromkeys(map(os.path.realpath, found)) if os.path.isdir(path)]
+
+
+def roots_from(arguments: Mapping[str, Any]) -> Roots:
+    """Return the roots in a module's arguments."""
+    esps = arguments["esps"]
+    return Roots(
+        arguments["etc_root"],
+        arguments["boot_root"],
+        arguments["procfs_root"],
+        arguments["sysfs_root"],
+        None if esps is None else tuple(esps),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

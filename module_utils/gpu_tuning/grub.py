@@ -116,7 +116,7 @@ class Grub(BootConfig):
         """Return the entries that grub-mkconfig made for this system's kernels."""
         return [Entry(e.title, e.release or "", e.line) for e in self.menu().own_kernels()]
 
-    def _defaults(self, with_own: bool = False) -> list[grub_defaults.Assignment]:
+    def defaults(self, with_own: bool = False) -> list[grub_defaults.Assignment]:
         """Return every assignment in the order of grub-mkconfig, our drop-in's left out."""
         paths = [os.path.join(self.etc_root, "default/grub")]
         paths += sorted(glob.glob(os.path.join(self.etc_root, "default/grub.d/*.cfg")))
@@ -128,7 +128,7 @@ class Grub(BootConfig):
 
     def configured(self) -> tuple[CommandLine, bool]:
         """Return what all files but our drop-in configure, and whether a part is known to a shell only."""
-        found = grub_defaults.last(self._defaults())
+        found = grub_defaults.last(self.defaults())
         variables = [found[name] for name in VARIABLES if name in found]
         return parse(" ".join(each.value for each in variables)), any(each.dynamic for each in variables)
 
@@ -159,7 +159,7 @@ class Grub(BootConfig):
 
     def blame(self, token: Token) -> str:
         """Name the assignments of the two variables that come after our drop-in."""
-        found = self._defaults(with_own=True)
+        found = self.defaults(with_own=True)
         ours = max((i for i, a in enumerate(found) if a.path == self.drop_in_path), default=len(found))
         later = [a.place for a in found[ours + 1 :] if a.name in VARIABLES]
         return f"{' and '.join(later)} sets the command line after {self.drop_in_path}" if later else ""

@@ -47,20 +47,12 @@ def request(arguments: Mapping[str, Any]) -> Request:
         raise CannotStart(f"{error}; nothing was changed") from error
     if arguments["state"] == PRESENT and not wanted and not removed:
         raise CannotStart("state present needs parameters to set, or some to remove")
-    esps = arguments["esps"]
-    roots = Roots(
-        arguments["etc_root"],
-        arguments["boot_root"],
-        arguments["procfs_root"],
-        arguments["sysfs_root"],
-        None if esps is None else tuple(esps),
-    )
     return Request(
         tuple(wanted),
         tuple(removed),
         arguments["state"],
         arguments["loader"],
-        roots,
+        boot_loader.roots_from(arguments),
         arguments["state_root"],
         arguments["regenerate"],
     )
