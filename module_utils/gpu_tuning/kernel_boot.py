@@ -144,9 +144,8 @@ class KernelBoot:
         failing = [row for row in rows if row.status == ROW_FAILED]
         result: dict[str, Any] = {"outcome": outcome, "rows": [row.as_dict() for row in rows]}
         if outcome == PENDING or phase in (None, DONE) or check:
-            if check and outcome == GOOD and phase in (GUARDED, ARMED):
-                result["changed"] = True
-            return result
+            changed = outcome != PENDING and phase in (GUARDED, ARMED)
+            return {**result, "changed": changed, "msg": _not_as_promised(failing) or None}
         if outcome == GOOD:
             self._menu().promote(self.release)
             self._finish(DONE, None)
@@ -205,7 +204,8 @@ def _why(outcome: str, state: State, failing: Sequence[Row]) -> str:
             f"kernel {release} did not come up: it panicked, hung or was reset, and the host came back "
             f"by itself on kernel {way_back} with its old command line"
         )
-    said = "; ".join(
-        f"{row.target}: wanted {row.desired}, found {row.after}: {row.reason}" for row in failing
-    )
-    return f"kernel {release} came up wrong: {said}"
+    return f"kernel {release} came up wrong: {_not_as_promised(failing)}"
+
+
+def _not_as_promised(failing: Sequence[Row]) -> str:
+    return "; ".join(f"{r.target}: wanted {r.desired}, found {r.after}: {r.reason}" for r in failing)
