@@ -21,7 +21,7 @@ from support.boot import NEW, OLD, Host, grub_host, systemd_boot_host
 from support.tree import changed_paths, manifest
 
 TOKENS = ["amd_pstate=active", "panic=30"]
-OLD_LINE = f"BOOT_IMAGE=/boot/vmlinuz-{OLD} root=UUID=6d1f ro quiet dyndbg=\"file x.c +p\""
+OLD_LINE = f'BOOT_IMAGE=/boot/vmlinuz-{OLD} root=UUID=6d1f ro quiet dyndbg="file x.c +p"'
 NEW_LINE = f"BOOT_IMAGE=/boot/vmlinuz-{NEW} root=UUID=6d1f ro quiet {' '.join(TOKENS)}"
 
 # grub-reboot, grub-editenv and grub-set-default keep their environment block in a file of lines.
@@ -30,8 +30,8 @@ TOOLS = {
     "grub-set-default": 'echo "saved_entry=$1" >"$GRUB_ENV"',
     "grub-editenv": 'case $1 in list) cat "$GRUB_ENV" ;; -) sed -i "/^$3=/d" "$GRUB_ENV" ;; esac',
     "bootctl": (
-        'case $1 in set-default) name=LoaderEntryDefault ;; set-oneshot) name=LoaderEntryOneShot ;; esac\n'
-        'file=$EFIVARS/$name-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f\n'
+        "case $1 in set-default) name=LoaderEntryDefault ;; set-oneshot) name=LoaderEntryOneShot ;; esac\n"
+        "file=$EFIVARS/$name-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f\n"
         'rm -f "$file"; [ -z "$2" ] || { printf "\\6\\0\\0\\0"; printf "%s\\0" "$2" | '
         'sed "s/./&\\x00/g"; } >"$file"'
     ),
@@ -75,7 +75,13 @@ def host(tmp_path: Path) -> Host:
 
 
 def step(host: Host, state: str, check: bool = False, **more: Any) -> dict[str, Any]:
-    arguments = {**host.arguments(), "modules": [], "accept_no_fallback": False, "release": "", "state": state}
+    arguments = {
+        **host.arguments(),
+        "modules": [],
+        "accept_no_fallback": False,
+        "release": "",
+        "state": state,
+    }
     arguments.update(more)
     return KernelBoot(arguments, roots_from(arguments)).run(check)
 
@@ -255,7 +261,7 @@ def test_no_one_time_boot_on_this_disk(host: Host, mount: str, device: str | Non
 
 def test_a_later_grub_default_is_named(host: Host) -> None:
     (host.root / "etc/default/grub.d/zzz.cfg").write_text("GRUB_DEFAULT=0\n")
-    with pytest.raises(BootError, match="a file after .*zz-gpu-tuning-default.cfg sets GRUB_DEFAULT"):
+    with pytest.raises(BootError, match=r"a file after .*zz-gpu-tuning-default.cfg sets GRUB_DEFAULT"):
         guard(host)
 
 
@@ -287,7 +293,12 @@ def test_only_the_command_line(host: Host) -> None:
 def test_gpus_and_modules_are_compared(host: Host) -> None:
     gpu = host.root / "sys/bus/pci/devices/0000:c1:00.0"
     gpu.mkdir(parents=True)
-    for name, value in (("vendor", "0x10de"), ("class", "0x030000"), ("current_link_width", "16"), ("max_link_width", "16")):
+    for name, value in (
+        ("vendor", "0x10de"),
+        ("class", "0x030000"),
+        ("current_link_width", "16"),
+        ("max_link_width", "16"),
+    ):
         (gpu / name).write_text(f"{value}\n")
     (host.root / "proc/modules").write_text("nvidia 1 0 - Live 0x0\nloop 1 0 - Live 0x0\n")
     upgrade(host)

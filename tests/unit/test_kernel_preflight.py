@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands in the way of an upgrade is found before anything is changed. apt, dpkg and dkms are stand-ins."""
+"""What stands in the way of an upgrade is found before anything changes. apt, dpkg and dkms are stand-ins."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ show) name=${3%%=*}; printf 'Package: %s\\nInstalled-Size: 1024\\nDepends: %s\\n
     "$(cat "$APT/depends/$name" 2>/dev/null)" ;;
 esac""",
     "apt-get": """
-[ ! -e "$APT/broken" ] || { echo "E: Unable to correct problems, you have held broken packages." >&2; exit 100; }
-cat "$APT/removes" 2>/dev/null; echo "Inst %s (1 local)" """ % IMAGE,
+[ ! -e "$APT/broken" ] || { echo "E: you have held broken packages." >&2; exit 100; }
+cat "$APT/removes" 2>/dev/null; echo "Inst linux-image-new (1 local)" """,
     "apt-mark": 'cat "$APT/held" 2>/dev/null || :',
     "dpkg-query": """
 for name; do :; done

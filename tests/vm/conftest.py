@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 from vm import acpi, image, modules, packages
 from vm.machine import Machine
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".cache/vm"
-_TOOLS = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mcopy", "sfdisk", "iasl", "apt-ftparchive", "gcc-12")
+_TOOLS = (
+    "qemu-system-x86_64",
+    "qemu-img",
+    "mmdebstrap",
+    "mcopy",
+    "sfdisk",
+    "iasl",
+    "apt-ftparchive",
+    "gcc-12",
+)
 
 
 class Ingredients(NamedTuple):

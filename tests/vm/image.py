@@ -143,7 +143,7 @@ def _install_kernel(root: Path, parts: Parts) -> None:
 
 
 def _install_grub(root: Path, parts: Parts) -> None:
-    """Install the kernel and GRUB's menu. grub-probe cannot probe a disk that is not there yet: a stand-in."""
+    """Install the kernel and GRUB's menu, with a stand-in for grub-probe: there is no disk yet to probe."""
     probe = root / "usr/sbin/grub-probe"
     probe.rename(probe.with_suffix(".real"))
     shutil.copy(Path(__file__).with_name("grub-probe"), probe)
@@ -159,7 +159,21 @@ def _install_grub(root: Path, parts: Parts) -> None:
     _in(root, "update-grub")
     probe.with_suffix(".real").rename(probe)
     prefix = "(hd0,gpt3)/boot/grub"
-    _in(root, *("grub-mkimage", "-O", "i386-pc", "-o", "/boot/core.img", "-p", prefix, "biosdisk", "part_gpt", "ext2"))
+    _in(
+        root,
+        *(
+            "grub-mkimage",
+            "-O",
+            "i386-pc",
+            "-o",
+            "/boot/core.img",
+            "-p",
+            prefix,
+            "biosdisk",
+            "part_gpt",
+            "ext2",
+        ),
+    )
 
 
 def _install_systemd_boot(root: Path, parts: Parts) -> None:
@@ -240,7 +254,9 @@ def _write_efi_disk(root: Path, image: Path, scratch: Path, parts: Parts) -> Non
 def _fill_esp(root: Path, esp: Path, release: str) -> None:
     with open(esp, "wb") as stream:
         stream.truncate(256 * _MIB)
-    subprocess.run(["mkfs.vfat", "-F32", "-n", "ESP", "-i", ESP_ID, esp], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["mkfs.vfat", "-F32", "-n", "ESP", "-i", ESP_ID, esp], check=True, stdout=subprocess.DEVNULL
+    )
     place = f"{MACHINE_ID}/{release}"
     tree = esp.with_name("esp-tree")
     loader = root / "usr/lib/systemd/boot/efi/systemd-bootx64.efi"

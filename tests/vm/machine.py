@@ -99,13 +99,16 @@ class Machine:
         subprocess.run(unpack, stdin=pack.stdout, check=True)
         pack.wait()
 
-    def wait(self, timeout_s: float = 300) -> None:
+    def wait(self, timeout_s: float = 600) -> None:
         """Wait until ssh answers. Raises DidNotBoot."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
                 raise DidNotBoot(f"QEMU has ended: {(self.directory / 'qemu.log').read_text()}")
-            if subprocess.run([*self.ssh_argv(), "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+            if (
+                subprocess.run([*self.ssh_argv(), "true"], check=False, stderr=subprocess.DEVNULL).returncode
+                == 0
+            ):
                 return
             time.sleep(0.5)
         raise DidNotBoot(f"no ssh within {timeout_s:.0f} s; the console ended with: {self.console()}")

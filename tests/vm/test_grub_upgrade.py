@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From one Debian kernel to another through GRUB, in a machine that really boots: first a kernel that panics."""
+"""From one Debian kernel to another through GRUB, really booted: first with a kernel that panics."""
 
 from __future__ import annotations
 
@@ -74,9 +74,8 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert recap(control.play(PLAY, *KERNEL, *UPGRADE))["changed"] == 0
 
     # The new kernel cannot start: it panics, and the machine comes back by itself.
-    vm.run(
-        f"cp /boot/initrd.img-{new_release} /root/initrd; head -c 3000000 /dev/urandom >/boot/initrd.img-{new_release}"
-    )
+    initrd = f"/boot/initrd.img-{new_release}"
+    vm.run(f"cp {initrd} /root/initrd; head -c 3000000 /dev/urandom >{initrd}")
     said = control.play(PLAY, *KERNEL, *UPGRADE, *REBOOT, fails=True)
     assert f"kernel {new_release} did not come up: it panicked" in said
     assert "Kernel panic" in vm.serial.read_text(errors="replace")
@@ -87,7 +86,7 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert "was tried and given up" in said
 
     # Repaired, it is tried again as told, verified and becomes the default.
-    vm.run(f"cp /root/initrd /boot/initrd.img-{new_release}; modprobe fakegpu; modprobe nvidia")
+    vm.run(f"cp /root/initrd {initrd}; modprobe fakegpu; modprobe nvidia")
     control.play(PLAY, *KERNEL, *UPGRADE, *REBOOT, "-e", "kernel_upgrade_retry=true")
     assert vm.run("uname -r").strip() == new_release
     assert set(WANTED) <= set(vm.run("cat /proc/cmdline").split())
