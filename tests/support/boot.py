@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ class Host:
 
 def grub_host(root: Path, defaults: str = "debian-12.grub", *drop_ins: str) -> Host:
     """Return a host with GRUB and two kernels, its menu made."""
-    import subprocess
-
     host = Host(root)
     shutil.copy(FIXTURES / "grub" / defaults, root / "etc/default/grub")
     for name in drop_ins:
@@ -74,4 +73,22 @@ def systemd_boot_host(root: Path) -> Host:
     (efivars / LOADER_INFO).write_bytes(b"\6\0\0\0" + "systemd-boot 252.38-1~deb12u1\0".encode("utf-16-le"))
     host.running("initrd=\\x root=UUID=6d1f ro console=ttyS0,115200")
     host.esps = [str(root / "boot/efi")]
+    return host
+
+
+def proxmox_host(root: Path) -> Host:
+    """A ZFS host on EFI without Secure Boot. Its tool is a stand-in that does what its manual says."""
+    host = systemd_boot_host(root)
+    (root / "etc/kernel/proxmox-boot-uuids").write_text("4E56-5249\n4E56-524A\n")
+    (root / "etc/kernel/cmdline").write_bytes((FIXTURES / "cmdline/two-lines").read_bytes())
+    for path in (root / "boot/efi/loader/entries").iterdir():
+        path.unlink()
+    host.regenerate = [str(FIXTURES / "proxmox-boot-tool"), str(root), "refresh"]
+    host.esps = [str(root / "esp1"), str(root / "esp2")]
+    for esp in host.esps:
+        Path(esp, "loader/entries").mkdir(parents=True)
+    (root / "boot").mkdir(exist_ok=True)
+    for release in ("6.8.12-9-pve", "6.5.13-6-pve"):
+        (root / f"boot/vmlinuz-{release}").touch()
+    subprocess.run(host.regenerate, check=True)
     return host

@@ -17,7 +17,7 @@ from gpu_tuning.boot_files import BootError
 from gpu_tuning.boot_loader import roots_from
 from gpu_tuning.grub_menu import read
 from gpu_tuning.kernel_boot import WATCHDOG, KernelBoot
-from support.boot import NEW, OLD, Host, grub_host, systemd_boot_host
+from support.boot import NEW, OLD, Host, grub_host, proxmox_host, systemd_boot_host
 from support.tree import changed_paths, manifest
 
 TOKENS = ["amd_pstate=active", "panic=30"]
@@ -330,6 +330,27 @@ def test_systemd_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert step(host, "verified")["outcome"] == "good"
     assert not (entries / f"{WAY_BACK}.conf").exists()
     assert list(efivars.glob("LoaderEntryDefault-*")) == []
+
+
+def test_proxmox_boot_tool_with_systemd_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`refresh` gives every entry the new command line; the way back is none of its own, on both ESPs."""
+    host = proxmox_host(tmp_path / "host")
+    efivars = host.root / "sys/firmware/efi/efivars"
+    monkeypatch.setenv("EFIVARS", str(efivars))
+    old, new, line = "6.5.13-6-pve", "6.8.12-9-pve", "initrd=\\x root=ZFS=rpool/ROOT/pve-1 boot=zfs quiet"
+    boot(host, line, old, "first")
+    step(host, "guarded", release=new, parameters=TOKENS)
+    set_line(host)
+    for esp in host.esps:
+        entries = Path(esp, "loader/entries")
+        assert "amd_pstate=active" in (entries / f"proxmox-{old}.conf").read_text()
+        assert "boot=zfs quiet\n" in (entries / f"{WAY_BACK}.conf").read_text()
+    step(host, "armed", release=new, parameters=TOKENS)
+    booked = next(efivars.glob("LoaderEntryOneShot-*")).read_bytes()
+    assert f"proxmox-{new}.conf".encode("utf-16-le") in booked
+    boot(host, f"{line} {' '.join(TOKENS)}", new, "second")
+    assert step(host, "verified")["outcome"] == "good"
+    assert not list(host.root.glob("esp*/loader/entries/gpu-tuning*"))
 
 
 def test_the_script_is_what_grub_accepts(host: Host) -> None:

@@ -15,7 +15,7 @@ from gpu_tuning.journal import CannotStart
 from gpu_tuning.kernel_install import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.boot import FIXTURES, NEW, OLD, Host, grub_host, systemd_boot_host
+from support.boot import FIXTURES, NEW, OLD, Host, grub_host, proxmox_host, systemd_boot_host
 from support.tree import changed_paths, manifest
 
 TOKENS = ("amd_pstate=active", "processor.max_cstate=1")
@@ -269,24 +269,6 @@ def test_another_installations_entries_are_left_alone(tmp_path: Path) -> None:
     foreign.write_text("title Other\nmachine-id ffff\nlinux /ffff/linux\noptions root=/dev/vdb1\n")
     run(host, *TOKENS)
     assert "amd_pstate" not in foreign.read_text()
-
-
-def proxmox_host(root: Path) -> Host:
-    """A ZFS host on EFI without Secure Boot. Its tool is a stand-in that does what its manual says."""
-    host = systemd_boot_host(root)
-    (root / "etc/kernel/proxmox-boot-uuids").write_text("4E56-5249\n4E56-524A\n")
-    (root / "etc/kernel/cmdline").write_bytes((FIXTURES / "cmdline/two-lines").read_bytes())
-    for path in (root / "boot/efi/loader/entries").iterdir():
-        path.unlink()
-    host.regenerate = [str(FIXTURES / "proxmox-boot-tool"), str(root), "refresh"]
-    host.esps = [str(root / "esp1"), str(root / "esp2")]
-    for esp in host.esps:
-        Path(esp, "loader/entries").mkdir(parents=True)
-    (root / "boot").mkdir(exist_ok=True)
-    for release in ("6.8.12-9-pve", "6.5.13-6-pve"):
-        (root / f"boot/vmlinuz-{release}").touch()
-    subprocess.run(host.regenerate, check=True)
-    return host
 
 
 def test_proxmox_first_line_only_then_refresh(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert vm.run("uname -r").strip() == old_release
     old_line = vm.run("cat /proc/cmdline").split()[1:]
     old_major = uvm_major(vm)
+    check_runtime_tuning(vm, control)
 
     # Nothing is changed when something stands in the way, or when it is only looked at.
     found = files(vm)
@@ -101,21 +102,41 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert [gpu["link_width"] for gpu in record["after"]["gpus"]] == [16] * 4
 
     assert recap(control.play(PLAY, *KERNEL, *UPGRADE, *REBOOT))["changed"] == 0
-    check_runtime_tuning(vm, control)
+
+    # What was set at run time on the old kernel is gone, and back after the next run.
+    assert max_read_requests(vm) == [512] * 4
+    assert vm.run("sysctl -n kernel.numa_balancing").strip() == "1"
+    control.play("tune.yml", "--tags", "runtime")
+    assert max_read_requests(vm) == [4096] * 4
+    assert vm.run("sysctl -n kernel.numa_balancing").strip() == "0"
+
+
+def max_read_requests(vm: Machine) -> list[int]:
+    """Return MaxReadReq of the four GPUs in bytes, as setpci reads it."""
+    said = vm.run("for gpu in c1 c2 d1 d2; do setpci -s $gpu:00.0 CAP_EXP+8.w; done")
+    return [128 << (int(value, 16) >> 12 & 7) for value in said.split()]
+
+
+def idle_usage(vm: Machine) -> list[int]:
+    """Return how often C2 and C3 were entered, on both CPUs, before and after a moment of idling."""
+    read = "cat /sys/devices/system/cpu/cpu*/cpuidle/state[23]/usage"
+    return [int(count) for count in vm.run(f"{read}; sleep 2; {read}").split()]
 
 
 def check_runtime_tuning(vm: Machine, control: Controller) -> None:
-    """MaxReadReq, idle states and NUMA balancing through a real kernel; one GPU that ignores the write."""
-    registers = "for gpu in c1 c2 d1 d2; do setpci -s $gpu:00.0 CAP_EXP+8.w; done"
+    """MaxReadReq, idle states and NUMA balancing through a real kernel, with GPUs that misbehave."""
     assert vm.run("sysctl -n kernel.numa_balancing").strip() == "1"
-    assert {int(value, 16) >> 12 & 7 for value in vm.run(registers).split()} == {2}
-    control.play("tune.yml", "--tags", "runtime")
-    assert [int(value, 16) >> 12 & 7 for value in vm.run(registers).split()] == [5] * 4
-    assert vm.run("sysctl -n kernel.numa_balancing").strip() == "0"
-    vm.run("setpci -s c2:00.0 CAP_EXP+8.w=2000:7000; echo 2 >/sys/module/fakegpu/parameters/stuck")
+    assert max_read_requests(vm) == [512] * 4
+    vm.run("echo 2 >/sys/module/fakegpu/parameters/stuck")
     said = control.play("tune.yml", "--tags", "runtime", fails=True)
     assert "pcie_mrrs:0000:c2:00.0: clamped" in said
+    assert max_read_requests(vm) == [4096, 512, 4096, 4096]
     vm.run("echo 0 >/sys/module/fakegpu/parameters/stuck; echo 8 >/sys/module/fakegpu/parameters/gone")
     said = control.play("tune.yml", "--tags", "runtime", fails=True)
     assert "pcie_mrrs:0000:d2:00.0: failed" in said
     vm.run("echo 0 >/sys/module/fakegpu/parameters/gone")
+    assert recap(control.play("tune.yml", "--tags", "runtime"))["changed"] == 0
+    assert max_read_requests(vm) == [4096] * 4
+    assert vm.run("sysctl -n kernel.numa_balancing").strip() == "0"
+    counts = idle_usage(vm)
+    assert counts[:4] == counts[4:]
