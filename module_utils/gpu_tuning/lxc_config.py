@@ -211,9 +211,13 @@ def passthrough_path(value: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DevicePath:
-    """A device the config brings into the container: by a mount entry or a ``devN`` line."""
+    """A device the config brings into the container: by a mount entry or a ``devN`` line.
+
+    ``path`` is its path on the host, ``target`` the one in the container.
+    """
 
     path: str
+    target: str
     line: Line
     passthrough: bool
     optional: bool
@@ -227,9 +231,11 @@ def device_paths(config: Config) -> list[DevicePath]:
             fields = line.value.split()
             if fields and fields[0].startswith("/dev/"):
                 options = fields[3].split(",") if len(fields) > 3 else []
-                found.append(DevicePath(_unescape(fields[0]), line, False, "optional" in options))
+                path, target = (_unescape(field) for field in (*fields, "")[:2])
+                found.append(DevicePath(path, f"/{target.lstrip('/')}", line, False, "optional" in options))
         elif line.kind == OPTION and dev_index(line.key) is not None:
-            found.append(DevicePath(passthrough_path(line.value), line, True, False))
+            path = passthrough_path(line.value)
+            found.append(DevicePath(path, path, line, True, False))
     return found
 
 

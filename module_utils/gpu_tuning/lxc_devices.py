@@ -36,7 +36,7 @@ FINDING_OK = "ok"
 FINDINGS = (STALE, FOREIGN, MISSING, NOT_ENFORCED, DEAD, NODE_MISSING, DRIVER_NOT_LOADED, FINDING_OK)
 
 #: What a number in a rule turned out to be.
-_RIGHT, _MOVED, _NOT_REGISTERED, _UNKNOWN, _FOREIGN, _STATIC = (
+_RIGHT, MOVED, _NOT_REGISTERED, _UNKNOWN, _FOREIGN, _STATIC = (
     "right",
     "moved",
     "not_registered",
@@ -98,7 +98,8 @@ class Plan:
     """The outcome of a diagnosis: rows, the edits of the repair, and what each rule means.
 
     ``meanings`` maps the text of each rule as it is now to its driver (None: unknown); ``renamed`` maps
-    the texts that the edits change to their new ones.
+    the texts that the edits change to their new ones; ``classes`` are the device
+    classes it means to have, ``passed`` those of devN lines; ``enforced``: the rules restrict at all.
     """
 
     container: Container
@@ -108,6 +109,8 @@ class Plan:
     meanings: dict[str, Optional[str]]
     renamed: dict[str, str]
     classes: tuple[str, ...]
+    enforced: bool = True
+    passed: tuple[str, ...] = ()
 
     @property
     def new_text(self) -> str:
@@ -240,11 +243,11 @@ class _Diagnosis:
         evidence = (
             f"{_major(reading.rule)} belongs to no driver now, and the mounted {name} is what has no rule"
         )
-        return dataclasses.replace(reading, verdict=_MOVED, name=name, target=target, evidence=evidence)
+        return dataclasses.replace(reading, verdict=MOVED, name=name, target=target, evidence=evidence)
 
     def _lacking(self, readings: Sequence[Reading]) -> list[str]:
         """Return the mounted classes with one dynamic major now that no rule and no devN line gives."""
-        given = {reading.name for reading in readings if reading.verdict in (_RIGHT, _MOVED)} | set(
+        given = {reading.name for reading in readings if reading.verdict in (_RIGHT, MOVED)} | set(
             self.passed
         )
         given |= {devices.class_of_node(rule.path)[0] or "" for rule in self.rules if rule.type == "path"}
@@ -270,17 +273,26 @@ class _Diagnosis:
         if not self.rows:
             self._add("none", FINDING_OK, status.OK, reason="no GPU device is meant for this container")
         meanings = {
-            reading.rule.text: reading.name if reading.verdict in (_RIGHT, _MOVED, _NOT_REGISTERED) else None
+            reading.rule.text: reading.name if reading.verdict in (_RIGHT, MOVED, _NOT_REGISTERED) else None
             for reading in self.readings
             if reading.verdict != _STATIC and reading.rule.line.number
         }
-        return Plan(self.container, self.rows, edits, self.readings, meanings, renamed, tuple(classes))
+        return Plan(
+            self.container,
+            self.rows,
+            edits,
+            self.readings,
+            meanings,
+            renamed,
+            tuple(classes),
+            self.effect.enforced,
+        )
 
     def _edits(self) -> tuple[list[Edit], dict[str, str]]:
         edits, renamed = [], {}
         for reading in self.readings:
             rule = reading.rule
-            if reading.verdict != _MOVED or not rule.line.number or reading.target is None:
+            if reading.verdict != MOVED or not rule.line.number or reading.target is None:
                 continue
             edits.append(Edit(rule.major_start, rule.major_end, str(reading.target)))
             at = rule.major_start - rule.line.value_start
@@ -295,7 +307,7 @@ class _Diagnosis:
             reading.name
             for reading in self.readings
             if reading.name
-            and (devices.is_gpu_class(reading.name) or reading.verdict in (_MOVED, _NOT_REGISTERED))
+            and (devices.is_gpu_class(reading.name) or reading.verdict in (MOVED, _NOT_REGISTERED))
         ]
         return list(dict.fromkeys([*names, *self.mounted, *self.passed]))
 
@@ -315,7 +327,7 @@ class _Diagnosis:
 
     def _class_row(self, name: str) -> None:
         mine = [reading for reading in self.readings if reading.name == name]
-        moved = [reading for reading in mine if reading.verdict == _MOVED]
+        moved = [reading for reading in mine if reading.verdict == MOVED]
         majors = self.host.now.majors(name)
         before = ",".join(dict.fromkeys(_digits(reading.rule) for reading in moved or mine)) or None
         desired = ",".join(str(major) for major in majors) or None
@@ -519,7 +531,7 @@ class _Diagnosis:
                 continue
             reading = self._read(rule)
             gone = reading.verdict == _UNKNOWN and rule.allow
-            if reading.verdict in (_MOVED, _NOT_REGISTERED) or gone:
+            if reading.verdict in (MOVED, _NOT_REGISTERED) or gone:
                 moved.append(f"line {line.number}: {rule.text}")
         return moved
 
@@ -618,7 +630,7 @@ def _compare(
         return Reading(rule, _NOT_REGISTERED, names[0], None, owners, evidence)
     if len(targets) > 1:
         return Reading(rule, _FOREIGN if owners else _UNKNOWN, owners=owners)
-    return Reading(rule, _MOVED, registered[0], targets.pop(), owners, evidence)
+    return Reading(rule, MOVED, registered[0], targets.pop(), owners, evidence)
 
 
 def _interchangeable(readings: Sequence[Reading]) -> bool:

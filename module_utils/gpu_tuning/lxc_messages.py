@@ -107,3 +107,37 @@ def node_hint(name: str, path: str) -> str:
     if flags:
         return f"{load_hint(name)} and create it with nvidia-modprobe {flags} {before}"
     return f"create it {before}, or drop the line"
+
+
+def open_cure(error: str, path: str, name: str, on_host: bool) -> str:
+    """Return what cures a failed open in a container."""
+    if error == "EPERM":
+        return (
+            "the device cgroup refuses it; if the config's rule is right, the running container still has "
+            "the old "
+            "ones: restart it (lxc_gpu_devices_restart: true)"
+        )
+    if error == "ENOENT" and on_host:
+        return "the node is on the host but not in the container: restart it, or add the mount entry"
+    if error == "ENOENT":
+        return f"there is no such node; {node_hint(name, path)}, then restart the container"
+    if error == "EACCES":
+        return (
+            "the node's mode or owner refuses it; give others rw (NVreg_DeviceFileMode=0666) or use a devN "
+            "line with gid="
+        )
+    if error in ("ENXIO", "ENODEV"):
+        return (
+            f"no driver answers to the node's number: {load_hint(name)}, and create the node anew if its "
+            "major moved"
+        )
+    return "remove what is there and mount the node"
+
+
+def cuda_cure(code: int) -> str:
+    """Return what a failed cuInit points to (CUresult of the driver API)."""
+    return {
+        100: "no GPU is visible: check /dev/nvidia0 and the driver",
+        803: "the driver in the container and the kernel module differ: install the host's version",
+        999: "the usual cause is /dev/nvidia-uvm, its node or its rule: see the other rows",
+    }.get(code, "see CUresult in the CUDA driver API")

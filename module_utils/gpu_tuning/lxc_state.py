@@ -67,9 +67,11 @@ class Record:
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
-def record_path(state_root: str) -> str:
-    """Return where the record lies."""
-    return os.path.join(state_root, RECORD_NAME)
+def state_path(state_root: str, name: str = RECORD_NAME, make: bool = True) -> str:
+    """Return where a file of the state lies. ``make``: make the directory, for its owner only (OSError)."""
+    if make:
+        os.makedirs(state_root, mode=0o700, exist_ok=True)
+    return os.path.join(state_root, name)
 
 
 def load_record(state_root: str) -> Record:
@@ -77,7 +79,7 @@ def load_record(state_root: str) -> Record:
 
     Raises :class:`RecordError` when a file is there that is no record: guessing would be worse.
     """
-    path = record_path(state_root)
+    path = state_path(state_root, make=False)
     try:
         with open(path, encoding="utf-8") as handle:
             text = handle.read(_MAX_SIZE)
@@ -114,7 +116,7 @@ def save_record(state_root: str, record: Record) -> bool:
 
     Raises OSError. The directory is made for its owner only: the record names every container.
     """
-    path = record_path(state_root)
+    path = state_path(state_root)
     text = record.dump()
     try:
         with open(path, encoding="utf-8") as handle:
@@ -122,7 +124,6 @@ def save_record(state_root: str, record: Record) -> bool:
                 return False
     except (OSError, UnicodeDecodeError):
         pass
-    os.makedirs(state_root, mode=0o700, exist_ok=True)
     _replace(path, text.encode())
     return True
 

@@ -24,6 +24,8 @@ DYNAMIC_RANGES = ((234, 254), (384, MAX_MAJOR))
 
 #: Several names of /proc/devices share the static major 195; driver 535 and older say nvidia-frontend.
 _ALIASES = {"nvidia-frontend": "nvidia", "nvidiactl": "nvidia", "nvidia-modeset": "nvidia"}
+#: Drivers whose major is assigned once for all.
+STATIC_CLASSES = frozenset({"nvidia", "drm", "accel"})
 _OTHER_GPU_CLASSES = frozenset({"drm", "kfd", "accel", "apex"})
 
 #: Node path below /dev -> (driver name in /proc/devices, minor or None), most specific first.
