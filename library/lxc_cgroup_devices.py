@@ -219,7 +219,8 @@ containers:
       sample: true
     live:
       description:
-        - What came of O(live), one of C(applied), C(not_applied), C(not_running), C(nothing_to_apply).
+        - What came of O(live), one of C(applied), C(not_applied), C(not_running), C(nothing_to_apply),
+          C(not_asked).
       type: str
       sample: applied
     has_devices:

@@ -28,12 +28,8 @@ COMMAND_TIMEOUT_SECONDS = 60
 _LOADABLE = ("nvidia", "nvidia-uvm")
 _HELPER = "nvidia-modprobe"
 
-NOT_RUNNING, APPLIED, NOT_APPLIED, NOTHING_TO_APPLY = (
-    "not_running",
-    "applied",
-    "not_applied",
-    "nothing_to_apply",
-)
+NOT_ASKED, NOT_RUNNING, APPLIED = "not_asked", "not_running", "applied"
+NOT_APPLIED, NOTHING_TO_APPLY = "not_applied", "nothing_to_apply"
 
 
 def run(argv: Sequence[str]) -> tuple[int, str]:

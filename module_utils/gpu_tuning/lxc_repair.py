@@ -87,7 +87,7 @@ class _Job:
     plan: Plan
     refusal: Optional[WriteRefused] = None
     written: bool = False
-    live: str = lxc_host.NOTHING_TO_APPLY
+    live: str = lxc_host.NOT_ASKED
     running: Optional[bool] = None
 
 
