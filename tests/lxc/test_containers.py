@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_tuning import lxc_config, lxc_devices, lxc_host, proc_devices
 
 REPO = Path(__file__).resolve().parents[2]
 MAJOR = 203
@@ -175,28 +177,73 @@ def test_lxc_resolves_a_rule_by_path_at_start(site: Site) -> None:
     assert site.open_inside("other") == "Operation not permitted"
 
 
-def test_the_errors_inside_are_told_apart(site: Site) -> None:
-    """EPERM, ENOENT, EACCES (a nodev mount) and ENXIO, each with its cure."""
-    sys.path.insert(0, str(REPO / "module_utils"))
-    from gpu_tuning import lxc_config, lxc_devices, lxc_host, proc_devices
+def _plan(site: Site, config: Path, *nodes: str) -> lxc_devices.Plan:
+    mounts = "".join(f"lxc.mount.entry = /dev/{node} dev/{node} none bind,optional\n" for node in nodes)
+    parsed = lxc_config.parse(config.read_text() + mounts, "lxc")
+    family = "cgroup1" if _family() == "cgroup" else "cgroup2"
+    host = lxc_devices.Host(
+        proc_devices.parse_proc_devices(NOW), dev_root=str(site.node.parent), family=family
+    )
+    return lxc_devices.diagnose(lxc_devices.Container("gpu", str(config), parsed), host)
 
+
+def _inside(site: Site, script: str) -> None:
+    subprocess.run(["lxc-attach", *site.arguments("gpu"), "--", "/bin/sh", "-ec", script], check=True)
+
+
+def test_the_errors_inside_are_told_apart_each_with_its_cure(site: Site) -> None:
     config = site.start("gpu", "c 10:* rwm")
-    attach = ["lxc-attach", *site.arguments("gpu"), "--", "/bin/sh", "-c"]
-    script = (
-        "mkdir /dev/nvidia-caps; mknod /dev/nvidia-caps/nvidia-cap1 c 10 254; "
-        "mount -t tmpfs -o nodev none /mnt 2>/dev/null; mknod /dev/nvidiactl c 1 3; chmod 666 /dev/nvidiactl"
+    _inside(
+        site,
+        "mkdir /dev/nvidia-caps; mknod /dev/nvidia-caps/nvidia-cap1 c 10 254; mknod /dev/nvidiactl c 1 3",
     )
-    subprocess.run([*attach, script], check=False)
-    text = config.read_text() + "".join(
-        f"lxc.mount.entry = /dev/{name} dev/{name} none bind,optional,create=file\n"
-        for name in ("nvidia-uvm", "nvidia-modeset", "nvidia-caps/nvidia-cap1", "nvidiactl")
+    _inside(
+        site,
+        "mkdir /dev/nvidia-caps-imex-channels; mount -t tmpfs -o nodev none /dev/nvidia-caps-imex-channels",
     )
-    parsed = lxc_config.parse(text, "lxc")
-    host = lxc_devices.Host(proc_devices.parse_proc_devices(NOW), dev_root=str(site.node.parent))
-    plan = lxc_devices.diagnose(lxc_devices.Container("gpu", str(config), parsed), host)
-    rows = {row.target: row for row in lxc_host.verify_inside(plan, host.dev_root)}
-    assert ": EPERM: the device cgroup refuses it" in (rows["gpu/open/dev/nvidia-uvm"].reason or "")
-    assert ": ENOENT: there is no such node" in (rows["gpu/open/dev/nvidia-modeset"].reason or "")
-    assert ": ENODEV: no driver answers" in (rows["gpu/open/dev/nvidia-caps/nvidia-cap1"].reason or "")
-    assert rows["gpu/open/dev/nvidiactl"].status == "ok"
+    _inside(site, "mknod /dev/nvidia-caps-imex-channels/channel0 c 1 3; : > /dev/nvidia0")
+    nodes = {
+        "nvidia-uvm": "EPERM: the device cgroup refuses it",
+        "nvidia-modeset": "ENOENT: there is no such node",
+        "nvidia-caps-imex-channels/channel0": "EACCES: the node's mode or owner refuses it",
+        "nvidia-caps/nvidia-cap1": "ENODEV: no driver answers",
+        "nvidia0": "ENOTCHR: remove what is there",
+        "nvidiactl": "",
+    }
+    rows = {
+        row.target: row for row in lxc_host.verify_inside(_plan(site, config, *nodes), str(site.node.parent))
+    }
+    for node, words in nodes.items():
+        row = rows[f"gpu/open/dev/{node}"]
+        assert words in (row.reason or ""), node
+        assert (row.status == "ok") is (words == ""), node
     assert "no CUDA runtime" in (rows["gpu/cuda"].reason or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, ""), (999, "cuInit gives 999 in gpu: the usual cause is /dev/nvidia-uvm")]
+)
+def test_a_cuda_runtime_is_initialised(site: Site, code: int, words: str) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("a stand-in for libcuda needs gcc")
+    config = site.start("gpu", f"c {MAJOR}:* rwm")
+    place = site.lxc / "gpu" / "rootfs"
+    (place / "opt").mkdir()
+    (place / "etc" / "ld.so.conf").write_text("/opt\n")
+    source = f"int cuInit(unsigned flags) {{ return {code} + 0 * flags; }}"
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        "-xc",
+        "-",
+        "-o",
+        str(place / "opt" / "libcuda.so.1"),
+    ]
+    subprocess.run(command, input=source, text=True, check=True)
+    _inside(site, "/sbin/ldconfig")
+    row = lxc_host.verify_inside(_plan(site, config), str(site.node.parent))[-1]
+    assert row.target == "gpu/cuda"
+    assert row.status == ("failed" if code else "ok")
+    assert words in (row.reason or "")
