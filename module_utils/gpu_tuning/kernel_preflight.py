@@ -62,7 +62,8 @@ class Preflight:
     def run(self) -> dict[str, Any]:
         """Return the module's result."""
         self._check("package", self._package)
-        self._applicable()
+        if self.rows[-1].status == OK:
+            self._applicable()
         detected = self._check("boot_loader", self._loader)
         if not self.settled() and not self.unfinished():
             self._come_back_from_a_panic()

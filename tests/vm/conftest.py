@@ -91,8 +91,7 @@ def machine(ingredients: Ingredients, tmp_path: Path) -> Iterator[Callable[[bool
     started: list[Machine] = []
 
     def boot(efi: bool) -> Machine:
-        disk = tmp_path / "disk.img"
-        image.build(ingredients.parts, disk, efi)
+        disk = image.cached(ingredients.parts, CACHE, efi)
         tables = acpi.write(tmp_path / "acpi", cpus=2)
         vm = Machine(tmp_path / "vm", disk, ingredients.key, tables, efi)
         started.append(vm)

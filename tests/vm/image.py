@@ -8,6 +8,7 @@ boots with GRUB under a BIOS, or with systemd-boot under EFI.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import struct
@@ -54,6 +55,20 @@ class Parts(NamedTuple):
     repository: list[Path]
     public_key: Path
     systemd_boot: list[Path]
+
+
+def cached(parts: Parts, cache: Path, efi: bool) -> Path:
+    """Return an image, made anew when anything that goes into it has another name or content."""
+    sources = [Path(__file__), Path(__file__).with_name("grub-probe"), parts.public_key]
+    sources += sorted(each for each in _FILES.rglob("*") if each.is_file())
+    names = [each.name for each in (parts.root_tar, parts.old_kernel, *parts.repository, *parts.systemd_boot)]
+    content = b"\0".join([*(each.read_bytes() for each in sources), *(name.encode() for name in names)])
+    image = cache / f"{'efi' if efi else 'bios'}-{hashlib.sha256(content).hexdigest()[:12]}.img"
+    if not image.exists():
+        for old in cache.glob(f"{image.name.partition('-')[0]}-*.img"):
+            old.unlink()
+        build(parts, image, efi)
+    return image
 
 
 def build(parts: Parts, image: Path, efi: bool) -> None:

@@ -47,7 +47,7 @@ class Machine:
             nodes += ["-object", f"memory-backend-ram,id=m{node},size=512M"]
             nodes += ["-numa", f"node,nodeid={node},cpus={node},memdev=m{node}"]
         return [
-            *("nice", "-n", "15", "qemu-system-x86_64", "-accel", "tcg,thread=multi,tb-size=512"),
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi,tb-size=512"),
             *("-M", "q35,nvdimm=on", "-m", "1G,slots=2,maxmem=2G", "-smp", "2"),
             # A Zen 2: without a family that has it, the kernel ignores _CPC.
             *("-cpu", "max,family=23,model=49", *nodes, "-numa", "dist,src=0,dst=1,val=21"),

@@ -23,7 +23,7 @@ def build(headers: Path, release: str, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     for each in SOURCE.iterdir():
         shutil.copy(each, directory)
-    argv = ["nice", "-n", "15", "make", "-s", "-C", source, f"M={directory}", "CC=gcc-12", "modules"]
+    argv = ["make", "-s", "-C", source, f"M={directory}", "CC=gcc-12", "modules"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     built = sorted(directory.glob("*.ko"))

@@ -66,7 +66,7 @@ def root_tar(cache: Path) -> Path:
         partial = tar.with_suffix(".part.tar")
         options = [f"--dpkgopt=path-exclude={each}" for each in _EXCLUDED]
         argv = [
-            *("nice", "-n", "15", "mmdebstrap", "--mode=root", "--variant=minbase", "--components=main"),
+            *("mmdebstrap", "--mode=root", "--variant=minbase", "--components=main"),
             *(f"--include={','.join(ROOT_PACKAGES)}", "--skip=cleanup/apt/lists", "--quiet"),
             *('--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io", *options),
             *("bookworm", str(partial)),

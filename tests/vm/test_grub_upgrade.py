@@ -40,6 +40,50 @@ def uvm_major(vm: Machine) -> int:
     return int(vm.run("awk '$2 == \"nvidia-uvm\" { print $1 }' /proc/devices"))
 
 
+CONTAINER = """\
+lxc.uts.name = gpu
+lxc.rootfs.path = dir:/var/lib/lxc/gpu/rootfs
+lxc.init.cmd = /bin/sleep 100000
+lxc.net.0.type = empty
+lxc.mount.auto = proc:mixed sys:ro cgroup:mixed
+lxc.autodev = 1
+lxc.apparmor.profile = unconfined
+lxc.cgroup2.devices.deny = a
+lxc.cgroup2.devices.allow = c 1:* rwm
+lxc.cgroup2.devices.allow = c 5:* rwm
+lxc.cgroup2.devices.allow = c 136:* rwm
+lxc.cgroup2.devices.allow = c 195:* rwm
+lxc.cgroup2.devices.allow = c {uvm}:* rwm
+lxc.mount.entry = /dev/nvidia0 dev/nvidia0 none bind,optional,create=file
+lxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file
+"""
+
+
+def make_nodes(vm: Machine) -> None:
+    """Make the device nodes, as the vendor's tool would."""
+    vm.run(f"rm -f /dev/nvidia-uvm; mknod -m 666 /dev/nvidia-uvm c {uvm_major(vm)} 0")
+    vm.run("[ -e /dev/nvidia0 ] || mknod -m 666 /dev/nvidia0 c 195 0")
+
+
+def add_container(vm: Machine, ingredients: Ingredients) -> None:
+    """Make a container that may use both device nodes."""
+    make_nodes(vm)
+    top = "/var/lib/lxc/gpu"
+    vm.run(f"mkdir -p {top}/rootfs/bin; cd {top}/rootfs; mkdir dev proc sys etc tmp root run")
+    vm.put(ingredients.busybox, f"{top}/rootfs/bin")
+    vm.run(f"cd {top}/rootfs/bin; for name in sh sleep cat; do ln -s busybox $name; done")
+    config = CONTAINER.format(uvm=uvm_major(vm))
+    vm.run(f"cat >{top}/config <<'END'\n{config}END\nlxc-start -n gpu; lxc-wait -n gpu -s RUNNING -t 60")
+
+
+def opens(vm: Machine) -> list[str]:
+    """Return what opening each node from inside the container says."""
+    script = (
+        "for node in nvidia0 nvidia-uvm; do lxc-attach -n gpu -- /bin/cat /dev/$node 2>&1 && echo fine; done"
+    )
+    return vm.run(script, check=False).splitlines()
+
+
 def files(vm: Machine) -> str:
     """Return the sums of everything that decides over a boot, and the packages."""
     return vm.run(
@@ -57,6 +101,8 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     old_line = vm.run("cat /proc/cmdline").split()[1:]
     old_major = uvm_major(vm)
     check_runtime_tuning(vm, control)
+    add_container(vm, ingredients)
+    assert opens(vm) == ["fine", "fine"]
 
     # Nothing is changed when something stands in the way, or when it is only looked at.
     found = files(vm)
@@ -102,6 +148,14 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert [gpu["link_width"] for gpu in record["after"]["gpus"]] == [16] * 4
 
     assert recap(control.play(PLAY, *KERNEL, *UPGRADE, *REBOOT))["changed"] == 0
+
+    # The container's rule names the old major, until the play corrects it.
+    make_nodes(vm)
+    vm.run("lxc-start -n gpu; lxc-wait -n gpu -s RUNNING -t 60")
+    assert opens(vm) == ["fine", "cat: can't open '/dev/nvidia-uvm': Operation not permitted"]
+    control.play(PLAY, "--tags", "containers", "-e", "lxc_gpu_devices_restart=true")
+    assert opens(vm) == ["fine", "fine"]
+    assert recap(control.play(PLAY, "--tags", "containers"))["changed"] == 0
 
     # What was set at run time on the old kernel is gone, and back after the next run.
     assert max_read_requests(vm) == [512] * 4
