@@ -124,7 +124,7 @@ class Controller:
         command = os.environ.get("GPU_TUNING_ANSIBLE_PLAYBOOK", "ansible-playbook")
         argv = [command, "-i", self.directory / "inventory.yml", playbook, *arguments]
         argv += ["-e", f"reports_root={self.reports}"]
-        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml"}
+        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
         done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, env=environment)
         said = done.stdout + done.stderr
         assert (done.returncode != 0) == fails, f"{said}\n{self.vm.console()}"

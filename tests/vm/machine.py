@@ -80,7 +80,7 @@ class Machine:
         return [
             *("ssh", "-q", "-i", str(self.key), "-p", str(self.port), "-o", "BatchMode=yes"),
             *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
-            *("-o", "ConnectTimeout=5", "root@127.0.0.1"),
+            *("-o", "ConnectTimeout=60", "root@127.0.0.1"),
         ]
 
     def run(self, script: str, check: bool = True) -> str:
