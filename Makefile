@@ -38,8 +38,8 @@ test-lxc: ## Real LXC containers
 test-inference: ## Benchmarks against real inference servers on CPU, SGLang itself among them
 	@GPU_TUNING_SGLANG=1 scripts/test inference
 
-test-vm:
-	@echo '$@ is not part of this repo yet'
+test-vm: ## Kernel upgrade, way back and persistence in a real VM
+	@scripts/test vm
 
 bench: venv ## The tool's own speed, beside the alternatives
 	@scripts/bench $(ARGS)

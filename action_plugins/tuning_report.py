@@ -74,12 +74,12 @@ def _done(arguments: dict[str, Any], step: str) -> Optional[dict[str, Any]]:
 
 
 def _final_rows(arguments: dict[str, Any]) -> list[Row]:
-    applied, fresh = _done(arguments, "applied"), _done(arguments, "verified")
-    if applied and fresh:
-        return report.verified(report.rows_from(applied["rows"]), report.rows_from(fresh["rows"]))
+    applied, alone = _done(arguments, "applied"), _done(arguments, "verified")
     if applied:
-        return report.rows_from(applied["rows"])
-    return report.drifted(report.rows_from((fresh or {})["rows"]))
+        rows = report.rows_from(applied["rows"])
+        fresh = applied.get("verified_rows") or (alone or {}).get("rows")
+        return report.verified(rows, report.rows_from(fresh)) if fresh else rows
+    return report.drifted(report.rows_from((alone or {})["rows"]))
 
 
 def _machine(result: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,11 @@ options:
       - With O(state=restored), write values that were recorded before a reboot, which is refused otherwise.
     type: bool
     default: false
+  verify:
+    description:
+      - With O(state=applied), look everything up and read it once more at the end, in a pass of its own.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Writes nothing at all and predicts what a real run changes.
@@ -114,6 +119,11 @@ rows:
       description: When a change can take effect, C(runtime), C(reboot) or C(firmware).
       type: str
       sample: runtime
+verified_rows:
+  description: The rows of the pass that O(verify) asks for, as O(state=captured) returns them.
+  returned: with O(verify), when something was applied
+  type: list
+  elements: dict
 boot_id:
   description: The boot that the journal's values belong to.
   returned: as for RV(rows)

@@ -12,8 +12,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# No example may depend on how busy the machine is; and none is kept on the disk.
-hypothesis.settings.register_profile("repo", deadline=None, database=None)
+# No example may depend on how busy the machine is; none is kept on the disk; and CI judges a change by the
+# same examples each time, while everybody else looks for new ones.
+hypothesis.settings.register_profile(
+    "repo", deadline=None, database=None, derandomize=os.environ.get("CI") == "true"
+)
 hypothesis.settings.load_profile("repo")
 
 

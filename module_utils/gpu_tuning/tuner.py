@@ -36,6 +36,7 @@ COMMON_ARGUMENTS: ArgumentSpec = {
     "sysfs_root": {"type": "path", "default": "/sys"},
     "state_root": {"type": "path", "default": STATE_ROOT},
     "across_boot": {"type": "bool", "default": False},
+    "verify": {"type": "bool", "default": False},
 }
 
 
@@ -230,7 +231,7 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
     all were tried.
     """
     _check_roots(common)
-    kinds = [_kind(name, {**common, **arguments}, common["state"]) for name, arguments in sections.items()]
+    kinds = _kinds(sections, common)
     journal = Journal(common["state_root"], boot_id(common["procfs_root"]), _kernel_release(common))
     if common["state"] != CAPTURED and not check:
         _check_privilege(common)
@@ -245,7 +246,19 @@ def run(sections: dict[str, Arguments], common: Arguments, check: bool) -> dict[
         "journal": journal.path,
         "recorded": {identity: entry["before"] for identity, entry in journal.entries.items()},
         **_failure(rows, common["state"]),
+        **(_verified(sections, common) if common.get("verify") and not check else {}),
     }
+
+
+def _verified(sections: dict[str, Arguments], common: Arguments) -> dict[str, Any]:
+    """Look everything up anew and read it once more, a pass that knows nothing of the one before."""
+    if common["state"] != APPLIED:
+        return {}
+    return {"verified_rows": [row.as_dict() for row in captured(_kinds(sections, common))]}
+
+
+def _kinds(sections: dict[str, Arguments], common: Arguments) -> list[Kind]:
+    return [_kind(name, {**common, **arguments}, common["state"]) for name, arguments in sections.items()]
 
 
 def _changes(row: Row) -> bool:

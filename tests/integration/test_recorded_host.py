@@ -144,7 +144,7 @@ def test_the_record_is_complete_and_valid(host: Host) -> None:
 
 
 def test_at_most_three_module_invocations(host: Host) -> None:
-    assert 2 <= host.tune().module_invocations <= 3
+    assert host.tune().module_invocations == 1
 
 
 @pytest.mark.parametrize(
