@@ -20,7 +20,7 @@ from .kernel_files import error_text
 from .metrics import exposition
 from .owned_files import replace_file
 from .persist_places import BY_FILE, POLICY, Places
-from .rows import CHANGED, FAILURES, Row
+from .rows import CHANGED, FAILURES, Row, failures
 
 USAGE = """\
 usage: gpu-tuning.pyz [--policy FILE] COMMAND
@@ -180,7 +180,7 @@ def _looked(document: dict[str, Any]) -> tuple[list[Row], str]:
 
 
 def _print_failing(rows: list[Row], prefix: str) -> int:
-    failing = [row for row in rows if row.status in FAILURES]
+    failing = failures(rows)
     for row in failing:
         print(f"{prefix}{row.id}: {row.status}: {row.reason}", file=sys.stderr)
     return len(failing)

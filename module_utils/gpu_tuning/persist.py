@@ -19,7 +19,7 @@ from .drift import drifted
 from .engine import diff, written
 from .owned_files import OwnedFile, OwnedFiles, make_directories, missing_directories, remove_empty, text_of
 from .persist_places import APPLY_UNIT, CHECK_TIMER, Places
-from .rows import CHANGED, FAILED, FAILURES, NOT_APPLICABLE, OK, WOULD_CHANGE, Row
+from .rows import CHANGED, FAILED, NOT_APPLICABLE, OK, WOULD_CHANGE, Row, failures
 
 PERSISTED, REMOVED, VERIFIED = "persisted", "removed", "verified"
 STATES = (PERSISTED, REMOVED, VERIFIED)
@@ -250,7 +250,7 @@ def _not_persisted(places: Places) -> Row:
 
 
 def _result(result: dict[str, Any], rows: list[Row], places: Places, sections: Sections) -> dict[str, Any]:
-    failing = [row for row in rows if row.status in FAILURES]
+    failing = failures(rows)
     listed = "; ".join(f"{row.id}: {row.status}: {row.reason}" for row in failing[:5])
     more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""
     changed = any(row.status in (CHANGED, WOULD_CHANGE) for row in rows)

@@ -16,7 +16,7 @@ from . import cpuidle, kernel_module, pcie_mrrs, sysctl
 from .engine import Kind, applied, captured, diff, restored
 from .journal import CannotStart, Journal, boot_id
 from .kernel_files import read_line
-from .rows import CHANGED, CLAMPED, FAILURES, WOULD_CHANGE, Row
+from .rows import CHANGED, CLAMPED, WOULD_CHANGE, Row, failures
 
 CAPTURED, APPLIED, RESTORED = "captured", "applied", "restored"
 STATES = (CAPTURED, APPLIED, RESTORED)
@@ -328,7 +328,7 @@ def _choose_boot(journal: Journal, across_boot: bool) -> None:
 
 
 def _failure(rows: list[Row], state: str) -> dict[str, Any]:
-    failing = [row for row in rows if row.status in FAILURES]
+    failing = failures(rows)
     if not failing or state == CAPTURED:
         return {"failed": False}
     listed = "; ".join(f"{row.id}: {row.status}: {row.reason}" for row in failing[:5])
