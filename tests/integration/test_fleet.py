@@ -42,12 +42,11 @@ def place(memory_path: Path) -> Path:
 def play(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "ANSIBLE_STDOUT_CALLBACK": "fleet",
-        "ANSIBLE_CALLBACK_PLUGINS": str(REPO / "callback_plugins"),
-        "ANSIBLE_RETRY_FILES_ENABLED": "true",
         "ANSIBLE_RETRY_FILES_SAVE_PATH": str(place / "retry"),
         "ANSIBLE_NOCOLOR": "1",
     }
+    # As ansible.cfg has it.
+    environment.pop("ANSIBLE_RETRY_FILES_ENABLED", None)
     command = [PLAYBOOK, *arguments, "-i", str(place / "hosts.json")]
     return subprocess.run(
         command,

@@ -81,7 +81,7 @@ def run_playbook(scratch: Path, playbook: str, *arguments: str, **environment: s
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_PLUGINS": str(REPO / "tests/support/callbacks"),
+            "ANSIBLE_CALLBACK_PLUGINS": f"{REPO}/callback_plugins:{REPO}/tests/support/callbacks",
             "ANSIBLE_CALLBACKS_ENABLED": "collect",
             "ANSIBLE_INJECT_FACT_VARS": "false",
             "ANSIBLE_NOCOLOR": "1",

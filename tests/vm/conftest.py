@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -125,8 +126,10 @@ class Controller:
         argv = [command, "-i", self.directory / "inventory.yml", playbook, *arguments]
         argv += ["-e", f"reports_root={self.reports}"]
         environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+        begun = time.monotonic()
         done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, env=environment)
         said = done.stdout + done.stderr
+        print(f"{time.monotonic() - begun:4.0f} s: {playbook} {' '.join(arguments)}")
         assert (done.returncode != 0) == fails, f"{said}\n{self.vm.console()}"
         return said
 

@@ -24,6 +24,8 @@ UUID, ESP_ID = "6d1f0f5e-2b7c-4a55-9d0e-0a5d7f3b9c11", "4E565249"
 MACHINE_ID = "0123456789abcdef0123456789abcdef"
 #: The old kernel's command line; panic= because its own panics have to end too.
 CMDLINE = "console=ttyS0,115200 panic=5"
+#: With systemd-boot also what forbids a MaxReadReq above MaxPayload; the machine with GRUB has its GPUs tuned.
+EFI_CMDLINE = f"{CMDLINE} pci=pcie_bus_perf"
 _MIB = 1 << 20
 _ROOT_MIB = 3000
 _FILES = Path(__file__).resolve().parent / "files"
@@ -199,7 +201,7 @@ def _install_systemd_boot(root: Path, parts: Parts) -> None:
         shutil.copy(deb, root / "tmp")
     _in(root, "dpkg", "--install", *(f"/tmp/{deb.name}" for deb in parts.systemd_boot))
     (root / "etc/kernel").mkdir(exist_ok=True)
-    (root / "etc/kernel/cmdline").write_text(f"root=UUID={UUID} ro {CMDLINE}\n")
+    (root / "etc/kernel/cmdline").write_text(f"root=UUID={UUID} ro {EFI_CMDLINE}\n")
     (root / "boot/efi").mkdir(exist_ok=True)
     with open(root / "etc/fstab", "a", encoding="ascii") as stream:
         stream.write(f"UUID={ESP_ID[:4]}-{ESP_ID[4:]} /boot/efi vfat umask=0077 0 0\n")
@@ -284,7 +286,7 @@ def _fill_esp(root: Path, esp: Path, release: str) -> None:
         "loader/entries.srel": b"type1\n",
         f"loader/entries/{MACHINE_ID}-{release}.conf": (
             f"title Debian GNU/Linux 12 (bookworm)\nversion {release}\nmachine-id {MACHINE_ID}\n"
-            f"options root=UUID={UUID} ro {CMDLINE}\n"
+            f"options root=UUID={UUID} ro {EFI_CMDLINE}\n"
             f"linux /{place}/linux\ninitrd /{place}/initrd.img-{release}\n"
         ).encode(),
     }

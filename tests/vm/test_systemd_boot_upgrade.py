@@ -7,7 +7,17 @@ from typing import Any
 
 from vm.conftest import Controller, Ingredients
 from vm.machine import Machine
-from vm.test_grub_upgrade import KERNEL, PLAY, REBOOT, UPGRADE, WANTED, recap
+from vm.test_grub_upgrade import (
+    KERNEL,
+    PLAY,
+    REBOOT,
+    REFRESH,
+    UPGRADE,
+    WANTED,
+    add_modules,
+    max_read_requests,
+    recap,
+)
 
 ENTRIES = "/boot/efi/loader/entries"
 
@@ -24,7 +34,16 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     assert vm.run("uname -r").strip() == old_release
     old_line = vm.run("cat /proc/cmdline").split()
 
-    said = control.play(PLAY, *KERNEL, *UPGRADE)
+    # This kernel was told to keep MaxReadReq within MaxPayload: the GPUs are left alone, the rest is set.
+    add_modules(vm, ingredients)
+    found = max_read_requests(vm)
+    said = control.play("tune.yml", "--tags", "runtime", fails=True)
+    assert "pcie_mrrs:0000:c1:00.0: rejected" in said
+    assert "pci=pcie_bus_perf" in said
+    assert max_read_requests(vm) == found
+    assert vm.run("sysctl -n vm.swappiness").strip() == "10"
+
+    said = control.play(PLAY, *KERNEL, *REFRESH, *UPGRADE)
     assert "An ordinary reboot boots the old kernel" in said.replace("\n", " ")
     assert default_entry(vm) == "gpu-tuning-way-back.conf"
     way_back = vm.run(f"cat {ENTRIES}/gpu-tuning-way-back.conf")
