@@ -18,11 +18,12 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-for _folder in (str(ROOT), str(ROOT / "module_utils")):
+for _folder in (str(ROOT), str(ROOT / "module_utils"), str(ROOT / "plugin_utils")):
     if _folder not in sys.path:
         sys.path.append(_folder)
 
 from gpu_tuning.benchmark.documents import write_json, write_text
+from system_record import newest, put_section
 
 display = Display()
 
@@ -39,6 +40,7 @@ ARGUMENTS = {
     "expected_changes": {"type": "list", "elements": "str", "default": ["settings"]},
     "on_difference": {"type": "str", "choices": ["refuse", "show"], "default": "refuse"},
 }
+OWNER = "gpu_benchmark"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -50,12 +52,6 @@ def read_json(path: Optional[str]) -> Any:
         return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AnsibleActionFail(f"{path} cannot be used: {error}") from None
-
-
-def newest(directory: Optional[str], name: str) -> Optional[str]:
-    """Return the newest file of a name in the tuned host's records (their folders' names are times)."""
-    found = sorted(pathlib.Path(directory).glob(f"*/{name}")) if directory else []
-    return str(found[-1]) if found else None
 
 
 def settings_of(result: Any) -> Optional[dict[str, Any]]:
@@ -134,10 +130,10 @@ class ActionModule(ActionBase):
         write_json(str(folder / "report.json"), report)
         write_text(str(folder / "report.html"), page.html(report))
         section = page.markdown(report)
-        page.put_section(str(folder / "system-improve.md"), section)
-        record = newest(arguments["records"], "system-improve.md")
+        put_section(str(folder / "system-improve.md"), OWNER, section)
+        record = newest(arguments["records"])
         if record:
-            page.put_section(record, section)
+            put_section(record, OWNER, section)
         if arguments["keep_baseline"] and self._whole(measurement):
             kept.parent.mkdir(exist_ok=True)
             write_json(str(kept), measurement)

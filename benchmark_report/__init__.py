@@ -10,6 +10,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
-_LOGIC = str(pathlib.Path(__file__).resolve().parents[1] / "module_utils")
-if _LOGIC not in sys.path:  # the parsers and the physics are shared with the managed host
-    sys.path.append(_LOGIC)
+_REPO = pathlib.Path(__file__).resolve().parents[1]
+for _folder in (str(_REPO / "module_utils"), str(_REPO / "plugin_utils")):
+    if _folder not in sys.path:  # the parsers and the physics are shared with the managed host
+        sys.path.append(_folder)

@@ -24,7 +24,7 @@ IMPROVED, REGRESSED, NO_CHANGE, INCONCLUSIVE = "improved", "regressed", "no chan
 ALPHA = 0.05
 BOOTSTRAP_FROM = 10
 RESAMPLES = 4000
-_POWER = (stats.norm.ppf(1 - ALPHA / 2) + stats.norm.ppf(0.8)) ** 2
+_POWER = float((stats.norm.ppf(1 - ALPHA / 2) + stats.norm.ppf(0.8)) ** 2)
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ def holm(values: list[float]) -> list[float]:
 
 def runs_needed(cv: float, effect: float) -> int:
     """Return the runs per arm that see an effect of this size in four of five tries."""
-    return max(5, math.ceil(2 * _POWER * math.pow(cv / effect, 2)) + 1)
+    return max(5, math.ceil(2 * _POWER * (cv / effect) ** 2) + 1)
 
 
 def _single(metric: Metric, before: list[float], after: list[float]) -> str:

@@ -35,7 +35,7 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _play(host: Path, *arguments: str, **variables: Any) -> str:
+def _play(host: Path, *arguments: str, playbook: str = "playbooks/lxc.yml", **variables: Any) -> str:
     roots = {f"lxc_gpu_devices_{name}_root": str(host / name) for name in ("pve", "lxc", "lock")}
     extra = {
         **{
@@ -50,7 +50,7 @@ def _play(host: Path, *arguments: str, **variables: Any) -> str:
     command = [
         os.environ.get("GPU_TUNING_ANSIBLE_PLAYBOOK", "ansible-playbook"),
         *("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}"),
-        *("-e", json.dumps(extra), *arguments, "playbooks/lxc.yml"),
+        *("-e", json.dumps(extra), *arguments, playbook),
     ]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,6 +61,14 @@ def test_without_the_tag_nothing_is_installed(host: Path) -> None:
     _play(host)
     assert list((host / "units").iterdir()) == []
     assert not (host / "library").exists()
+
+
+def test_after_a_kernel_upgrade_the_repair_runs_by_its_tag_and_installs_nothing(host: Path) -> None:
+    _play(host)  # records that the rule means nvidia-uvm
+    (host / "proc" / "devices").write_text("Character devices:\n195 nvidia\n504 nvidia-uvm\n")
+    _play(host, "--tags", "containers", playbook="playbooks/kernel.yml")
+    assert (host / "pve/lxc/101.conf").read_text() == f"{ALLOW}: c 504:* rwm\n"
+    assert list((host / "units").iterdir()) == []
 
 
 def test_check_mode_of_the_whole_role_writes_nothing(host: Path) -> None:

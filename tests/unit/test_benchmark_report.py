@@ -113,21 +113,6 @@ def test_the_record_holds_before_after_verdicts_explanations_and_what_next() -> 
     assert "checkpoint's own formats: 10." in record
 
 
-def test_a_section_replaces_its_predecessor_and_nothing_else(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "host/system-improve.md"
-    assert page.put_section(str(path), "first")
-    assert not page.put_section(str(path), "first")
-    path.write_bytes(b"# Host\r\n\nmine  \n" + path.read_bytes() + b"\nafter\n")
-    path.chmod(0o640)
-    assert page.put_section(str(path), "second")
-    text = path.read_bytes().decode()
-    assert text.startswith("# Host\r\n\nmine  \n")
-    assert text.endswith("\nafter\n")
-    assert "second" in text
-    assert "first" not in text
-    assert path.stat().st_mode & 0o777 == 0o640
-
-
 def test_documents_follow_their_schemas() -> None:
     jsonschema.validate(measurement("x", 1), SCHEMAS["measurement"])
     for name in ("known-figures", "known-figures-later"):

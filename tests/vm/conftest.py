@@ -128,6 +128,7 @@ class Controller:
         environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
         begun = time.monotonic()
         done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, env=environment)
+        self.vm.disconnect()  # it may have rebooted
         said = done.stdout + done.stderr
         print(f"{time.monotonic() - begun:4.0f} s: {playbook} {' '.join(arguments)}")
         assert (done.returncode != 0) == fails, f"{said}\n{self.vm.console()}"

@@ -24,7 +24,7 @@ UUID, ESP_ID = "6d1f0f5e-2b7c-4a55-9d0e-0a5d7f3b9c11", "4E565249"
 MACHINE_ID = "0123456789abcdef0123456789abcdef"
 #: The old kernel's command line; panic= because its own panics have to end too.
 CMDLINE = "console=ttyS0,115200 panic=5"
-#: With systemd-boot also what forbids a MaxReadReq above MaxPayload; the machine with GRUB has its GPUs tuned.
+#: With systemd-boot also what forbids a MaxReadReq above MaxPayload; GRUB's machine has its GPUs tuned.
 EFI_CMDLINE = f"{CMDLINE} pci=pcie_bus_perf"
 _MIB = 1 << 20
 _ROOT_MIB = 3000

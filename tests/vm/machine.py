@@ -80,8 +80,14 @@ class Machine:
         return [
             *("ssh", "-q", "-i", str(self.key), "-p", str(self.port), "-o", "BatchMode=yes"),
             *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
-            *("-o", "ConnectTimeout=60", "root@127.0.0.1"),
+            *("-o", "ConnectTimeout=60", "-o", "ControlMaster=auto", "-o", "ControlPersist=yes"),
+            *("-o", f"ControlPath={self.directory}/ssh", "root@127.0.0.1"),
         ]
+
+    def disconnect(self) -> None:
+        """Give up the connection that commands share: a boot ends it without telling this side."""
+        argv = self.ssh_argv()
+        subprocess.run([*argv[:-1], "-O", "exit", argv[-1]], check=False, stderr=subprocess.DEVNULL)
 
     def run(self, script: str, check: bool = True) -> str:
         """Run a shell script in the machine and return what it printed."""
@@ -125,6 +131,7 @@ class Machine:
 
     def stop(self) -> None:
         """End QEMU."""
+        self.disconnect()
         if self.process is not None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -155,7 +155,8 @@ def test_upgrade_with_a_panic_on_the_way(machine: Any, controller: Any, ingredie
     make_nodes(vm)
     vm.run("lxc-start -n gpu; lxc-wait -n gpu -s RUNNING -t 60")
     assert opens(vm) == ["fine", "cat: can't open '/dev/nvidia-uvm': Operation not permitted"]
-    control.play(PLAY, "--tags", "containers", "-e", "lxc_gpu_devices_restart=true")
+    restart = ("-e", "lxc_gpu_devices_restart=true", "-e", "lxc_gpu_devices_restart_timeout=5")
+    control.play(PLAY, "--tags", "containers", *restart)
     assert opens(vm) == ["fine", "fine"]
     assert recap(control.play(PLAY, "--tags", "containers"))["changed"] == 0
 

@@ -37,6 +37,7 @@ def reboot(vm: Machine) -> None:
     vm.run("systemctl reboot", check=False)
     deadline = time.monotonic() + 900
     while vm.run("cat /proc/sys/kernel/random/boot_id", check=False) in ("", boot):
+        vm.disconnect()
         assert time.monotonic() < deadline, vm.console()
         time.sleep(1)
     vm.run("systemctl is-system-running --wait", check=False)
