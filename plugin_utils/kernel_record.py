@@ -40,10 +40,8 @@ def _rows(before: Record, after: Record) -> list[tuple[str, str, str]]:
         for name, majors in before["device_majors"].items()
         if after["device_majors"].get(name, majors) != majors
     )
-    rows += [
-        (f"major of {cell(name)}", *(_majors(facts["device_majors"][name]) for facts in (before, after)))
-        for name in moved
-    ]
+    majors = before["device_majors"], after["device_majors"]
+    rows += [(f"major of {cell(name)}", _majors(majors[0][name]), _majors(majors[1][name])) for name in moved]
     return rows
 
 
