@@ -28,10 +28,10 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "roles/tuning_report/templa
 
 
 class ActionModule(ActionBase):
-    """tuning_report: plan and results of host_settings in, record and verdict out."""
+    """tuning_report: the result of host_tuning or of a rollback in, record and verdict out."""
 
     TRANSFERS_FILES = False
-    _VALID_ARGS = frozenset(("plan", "applied", "verified", "restored", "strict", "lenient", "reports_root"))
+    _VALID_ARGS = frozenset(("done", "restored", "strict", "lenient", "reports_root"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return msg (lines for people), failed, and record (the folder written, or null)."""
@@ -42,21 +42,21 @@ class ActionModule(ActionBase):
         return {**result, **self._summed_up(self._task.args, host)}
 
     def _summed_up(self, arguments: dict[str, Any], host: str) -> dict[str, Any]:
-        plan = arguments["plan"]
-        main = _done(arguments, "applied") or _done(arguments, "verified")
-        if main is None:
-            # Its own task has failed and said why.
+        done = arguments["done"]
+        if "rows" not in done:
+            # Nothing was to be done, or its own task has failed and said why.
             return {"skipped": True}
-        rows = _final_rows(arguments)
+        plan = done["plan"]
+        rows = _final_rows(done)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        document = report.result_document(host, now, _machine(main), plan["fixes"], rows)
+        document = report.result_document(host, now, _machine(done), plan["fixes"], rows)
         verdict = _verdict(
             report.lines(document, explain=self._task.check_mode),
             report.failing(rows, arguments.get("strict") or (), arguments.get("lenient") or ()),
         )
         if "record" in plan["steps"] and not self._task.check_mode:
             directory = Path(arguments["reports_root"]) / host
-            verdict = _recorded(verdict, directory, document, rows, main["recorded"])
+            verdict = _recorded(verdict, directory, document, rows, done["recorded"])
         return verdict
 
 
@@ -67,19 +67,13 @@ def _rolled_back(restored: dict[str, Any]) -> dict[str, Any]:
     return _verdict(report.rollback_lines(rows), report.failing(rows, strict={row.kind for row in rows}))
 
 
-def _done(arguments: dict[str, Any], step: str) -> Optional[dict[str, Any]]:
-    """Return a registered result that has rows: neither skipped nor refused."""
-    result = arguments.get(step) or {}
-    return result if "rows" in result else None
-
-
-def _final_rows(arguments: dict[str, Any]) -> list[Row]:
-    applied, alone = _done(arguments, "applied"), _done(arguments, "verified")
-    if applied:
-        rows = report.rows_from(applied["rows"])
-        fresh = applied.get("verified_rows") or (alone or {}).get("rows")
-        return report.verified(rows, report.rows_from(fresh)) if fresh else rows
-    return report.drifted(report.rows_from((alone or {})["rows"]))
+def _final_rows(done: dict[str, Any]) -> list[Row]:
+    rows, steps = report.rows_from(done["rows"]), done["plan"]["steps"]
+    if "verify" not in steps:
+        return rows
+    if "apply" in steps:
+        return report.verified(rows, report.rows_from(done.get("verified_rows") or ()))
+    return report.drifted(rows)
 
 
 def _machine(result: dict[str, Any]) -> dict[str, Any]:
