@@ -40,8 +40,9 @@ def root_file_system(cache: pathlib.Path) -> pathlib.Path:
     if not tar.exists():
         cache.mkdir(parents=True, exist_ok=True)
         command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
-        subprocess.run([*command, f"{tar}.part"], check=True)
-        os.replace(f"{tar}.part", tar)
+        partial = tar.with_suffix(".part.tar")  # its ending tells mmdebstrap the format
+        subprocess.run([*command, str(partial)], check=True)
+        partial.replace(tar)
     return tar
 
 
