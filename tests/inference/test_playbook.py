@@ -105,7 +105,7 @@ def test_baseline_then_an_equal_arm_then_a_throttled_one(
         equal = verdicts(playbook.report("equal"))
         if not {"improved", "regressed"} & set(equal.values()):
             break
-    slow = {**place.environment, "SERVER_SHARE": "0.1"}
+    slow = {**place.environment, "SERVER_SHARE": "0.25"}
     throttled = playbook.run(gpu_benchmark_name="throttled", gpu_benchmark_server_environment=slow)
     assert throttled.returncode == 0, throttled.stdout
     found = playbook.report("throttled")
@@ -119,7 +119,9 @@ def test_baseline_then_an_equal_arm_then_a_throttled_one(
         f"inference.throughput.c{level}": "regressed" for level in LEVELS
     }
     assert "The settings of both sides are not on record" in str(found["comparison"])
-    record = (playbook.reports / "bench/system-improve.md").read_text()
+    # Beside the report: this host has no record of a tuning run that the section could go into.
+    (kept_record,) = (playbook.reports / "benchmarks/bench").glob("*-throttled/system-improve.md")
+    record = kept_record.read_text()
     assert record.count("gpu_benchmark begin") == 1
     assert "**regressed**" in record
     assert (
