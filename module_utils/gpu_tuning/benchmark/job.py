@@ -108,12 +108,16 @@ def _touch(folder: str) -> None:
 
 
 def _started(pid: int) -> str:
-    """Return a process's start time in ticks, so that a reused number is not taken for it."""
+    """Return a process's start time in ticks, so that a reused number is not taken for it; "" once it ended.
+
+    In a container whose init collects no children, one that has ended stays as a zombie.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as handle:
-            return handle.read().rpartition(")")[2].split()[19]
+            fields = handle.read().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _supervisor(folder: str) -> Optional[int]:
@@ -123,7 +127,7 @@ def _supervisor(folder: str) -> Optional[int]:
             pid, started = handle.read().split()
     except (OSError, ValueError):
         return None
-    return int(pid) if _started(int(pid)) == started else None
+    return int(pid) if started and _started(int(pid)) == started else None
 
 
 def poll(folder: str, offset: int) -> dict[str, Any]:
