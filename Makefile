@@ -15,7 +15,7 @@ demo: venv ## The same on a recorded 8-GPU machine, generated here
 	@scripts/demo $(ARGS)
 
 test: ## Everything below that this machine can run; says what it cannot
-	@scripts/test lint unit integration compat molecule lxc vm
+	@scripts/test lint unit integration compat molecule lxc inference vm
 
 lint: ## Style, types, documentation and syntax
 	@scripts/test lint
