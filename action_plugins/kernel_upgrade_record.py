@@ -43,6 +43,7 @@ class ActionModule(ActionBase):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             write_json(str(document), record)
+            document.chmod(0o644)  # for whoever may read the folder, as the other records
             system_record.put_section(text, "kernel_upgrade", kernel_record.section(record))
         except OSError as error:
             raise AnsibleActionFail(f"The record of the upgrade cannot be written: {error}") from error
