@@ -153,8 +153,6 @@ def play(folder: Path, hosts: list[str], options: list[str], arguments: argparse
     python = stub(folder) if arguments.stub else "/usr/bin/python3"
     environment = {
         **os.environ,
-        "ANSIBLE_STDOUT_CALLBACK": "fleet",
-        "ANSIBLE_CALLBACK_PLUGINS": str(REPO / "callback_plugins"),
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
         # Every run pays for its own connections.
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=10s",

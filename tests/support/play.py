@@ -21,7 +21,6 @@ CONTROLLER_ACTIONS = {
     "ansible.builtin.validate_argument_spec",
     "validate_argument_spec",
     "ansible.builtin.debug",
-    "ansible.builtin.set_fact",
 }
 
 
