@@ -113,7 +113,8 @@ class Controller:
     def __init__(self, vm: Machine, directory: Path) -> None:
         self.vm, self.directory = vm, directory
         self.reports = directory / "reports"
-        options = f"-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o ControlPath={directory}/%C"
+        options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        options += f" -o ControlPath={vm.sockets}/play"
         (directory / "inventory.yml").write_text(
             "gpu_hosts:\n  hosts:\n    vm:\n      ansible_host: 127.0.0.1\n      ansible_user: root\n"
             f"      ansible_port: {vm.port}\n      ansible_ssh_private_key_file: {vm.key}\n"

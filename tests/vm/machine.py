@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Optional
@@ -28,6 +29,8 @@ class Machine:
         """Prepare; nothing runs yet. ``acpi``: QEMU's arguments of vm.acpi."""
         self.directory, self.image, self.key, self.acpi, self.efi = directory, image, key, acpi, efi
         directory.mkdir(parents=True)
+        # The name of a socket has at most 107 characters, of which ssh adds 17 while it makes one.
+        self.sockets = Path(tempfile.mkdtemp(prefix="vm-"))
         self.port = _free_port()
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.serial = directory / "serial.log"
@@ -81,7 +84,7 @@ class Machine:
             *("ssh", "-q", "-i", str(self.key), "-p", str(self.port), "-o", "BatchMode=yes"),
             *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
             *("-o", "ConnectTimeout=60", "-o", "ControlMaster=auto", "-o", "ControlPersist=yes"),
-            *("-o", f"ControlPath={self.directory}/ssh", "root@127.0.0.1"),
+            *("-o", f"ControlPath={self.sockets}/ssh", "root@127.0.0.1"),
         ]
 
     def disconnect(self) -> None:
@@ -138,6 +141,7 @@ class Machine:
                 self.process.wait(10)
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(self.sockets)
 
 
 def _free_port() -> int:
