@@ -16,11 +16,14 @@ from typing import Any, Optional
 
 from ansible.plugins.action import ActionBase
 
-# On the controller, Ansible does not put module_utils on the path.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
+ROOT = Path(__file__).resolve().parents[1]
+for _folder in (str(ROOT / "module_utils"), str(ROOT / "plugin_utils")):
+    if _folder not in sys.path:
+        sys.path.append(_folder)
 
 from gpu_tuning import drift, junit, report
 from gpu_tuning.rows import CHANGED, OK, WOULD_CHANGE, Row
+from tuning_record import verdict
 
 
 class ActionModule(ActionBase):
@@ -38,23 +41,12 @@ class ActionModule(ActionBase):
             return {**result, "skipped": True}
         rows = report.rows_from(given["result"]["rows"])
         failing = report.failing(rows, given.get("strict") or (), given.get("lenient") or ())
-        verdict = verdict_of(headline(rows, failing), drift.lines(failing), others(given["result"]))
+        differences = drift.lines(failing)
+        judged = verdict([headline(rows, failing), *differences, *others(given["result"])], differences)
         if given.get("junit_root"):
             host = str((task_vars or {}).get("inventory_hostname", "host"))
-            verdict = _written(verdict, Path(given["junit_root"]), host, rows, failing)
-        return {**result, **verdict}
-
-
-def verdict_of(head: str, differences: list[str], remarks: list[str]) -> dict[str, Any]:
-    """Return the result: lines for people, and the same apart for whoever shows many hosts."""
-    return {
-        "msg": [head, *differences, *remarks],
-        "headline": head,
-        "differences": differences,
-        "failed": bool(differences),
-        "changed": False,
-        "_ansible_verbose_always": True,
-    }
+            judged = _written(judged, Path(given["junit_root"]), host, rows, failing)
+        return {**result, **judged, "changed": False}
 
 
 def headline(rows: list[Row], failing: list[Row]) -> str:
@@ -88,7 +80,7 @@ def others(result: dict[str, Any]) -> list[str]:
 
 
 def _written(
-    verdict: dict[str, Any], folder: Path, host: str, rows: list[Row], failing: list[Row]
+    judged: dict[str, Any], folder: Path, host: str, rows: list[Row], failing: list[Row]
 ) -> dict[str, Any]:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     path = folder / f"TEST-{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.xml"
@@ -99,5 +91,5 @@ def _written(
         partial.replace(path)
     except OSError as error:
         lost = f"the JUnit report could not be written: {error}"
-        return {**verdict, "failed": True, "msg": [*verdict["msg"], lost]}
-    return {**verdict, "junit": str(path)}
+        return {**judged, "failed": True, "msg": [*judged["msg"], lost]}
+    return {**judged, "junit": str(path)}

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One run over N hosts beside the by-hand script with xargs -P, on this machine alone.
 
-    benchmarks/fleet.py [--hosts 1,10,50,100] [--repeat 1] [--parallel 20] [--stub]
+    benchmarks/fleet.py [--hosts 1,10,50,100] [--repeat 1] [--parallel 20] [--no-shared]
 
 Hosts are the addresses 127.0.1.N of one sshd in a network namespace of its own, each with a connection,
-over recorded machines in memory. Targets share this machine's CPUs with the controller, which a real fleet
-does not: --stub has a canned answer in place of the targets' Python, to measure the controller. Needs
-root, unshare, ip and openssh-server. Prints Markdown.
+over recorded machines in memory. The script does its work there; the play's targets have a stand-in for
+Python that gives the answer of a real run, so that the controller is what is measured: a fleet's hosts have
+CPUs of their own. The columns "shared" have real targets on the controller's CPUs, and beside them a module
+that does nothing (ping), since that is where Ansible's own start on a target shows. Needs root, unshare, ip
+and openssh-server. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ sys.path.insert(0, str(REPO / "recorded"))
 INSIDE = "GPU_TUNING_FLEET_INSIDE"
 PORT = 2222
 MACHINES = 30  # more than --parallel
+PYTHON = Path("/usr/bin/python3")
+TUNE = ["ansible-playbook", "tune.yml", "--tags", "runtime"]
+NOTHING = ["ansible", "gpu_hosts", "-m", "ansible.builtin.ping", "--one-line"]
 
 
 class Cost(NamedTuple):
@@ -67,8 +72,10 @@ def sshd(folder: Path) -> Iterator[list[str]]:
     (folder / "sshd_config").write_text(
         f"Port {PORT}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\nPidFile none\n"
         "StrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\nMaxStartups 500\nMaxSessions 200\n"
-        "Subsystem sftp internal-sftp\n"
+        # A login that starts no one's tools: what ~/.bashrc costs is paid by both, and is not theirs.
+        f"SetEnv HOME={folder}/home\n"
     )
+    (folder / "home").mkdir()
     os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     server = subprocess.Popen(
         [
@@ -130,35 +137,36 @@ def machine_of(folder: Path, host: str) -> str:
     return f"{folder}/machine{int(host.rpartition('.')[2]) % MACHINES}"
 
 
-def stub(folder: Path) -> str:
-    """Write a stand-in for the targets' Python that answers as a finished run does."""
-    row = {
-        "id": "sysctl:vm.swappiness",
-        "kind": "sysctl",
-        "target": "vm.swappiness",
-        "status": "ok",
-        "reason": None,
-    }
-    row.update(before="10", desired="10", after="10", fix="runtime")
-    result = {"changed": False, "failed": False, "rows": [row], "diff": [], "recorded": {}}
-    result.update(boot_id="b", kernel_release="k", journal="/j")
-    path = folder / "python3"
-    path.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(result)}'\n")
-    path.chmod(0o755)
-    return str(path)
+def stub(folder: Path, hosts: list[str], options: list[str], arguments: argparse.Namespace) -> Path:
+    """Write a stand-in for the targets' Python that gives the answer which a run on one host gave."""
+    answer, keeper, player = folder / "answer", folder / "keeper", folder / "player"
+    keeper.write_text(f"#!/bin/sh\n{PYTHON} | tee {answer}\n")
+    player.write_text(f"#!/bin/sh\ncat >/dev/null\ncat {answer}\n")
+    for script in (keeper, player):
+        script.chmod(0o755)
+    ansible(TUNE, folder, hosts[:1], options, arguments, keeper)
+    return player
 
 
-def play(folder: Path, hosts: list[str], options: list[str], arguments: argparse.Namespace) -> Cost:
-    """Run tune.yml over the hosts."""
-    python = stub(folder) if arguments.stub else "/usr/bin/python3"
+def ansible(
+    job: list[str],
+    folder: Path,
+    hosts: list[str],
+    options: list[str],
+    arguments: argparse.Namespace,
+    python: Path = PYTHON,
+) -> Cost:
+    """Run one of Ansible's programs over the hosts, with this as their Python."""
     environment = {
         **os.environ,
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
         # Every run pays for its own connections.
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=10s",
     }
-    command = [arguments.ansible_playbook, "tune.yml", "--tags", "runtime", f"--forks={arguments.parallel}"]
-    cost = measured([*command, "-i", str(inventory(folder, hosts, options, python))], environment)
+    program = str(Path(arguments.ansible).parent / job[0])
+    hosts_file = str(inventory(folder, hosts, options, str(python)))
+    command = [program, *job[1:], f"--forks={arguments.parallel}", "-i", hosts_file]
+    cost = measured(command, environment)
     shutil.rmtree(folder / "cp", ignore_errors=True)
     return cost
 
@@ -190,23 +198,22 @@ def run(arguments: argparse.Namespace) -> None:
 def table(folder: Path, options: list[str], arguments: argparse.Namespace) -> None:
     """Print a line per number of hosts: medians."""
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs, median")
-    print("\n| hosts | by hand, s | play, s | times | CPU per host by hand, s | play, s | MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    columns = ["hosts", "by hand, s", "play, s", "times", "CPU per host by hand, s", "play, s", "MiB"]
+    columns += ["play, shared, s", "ping, shared, s"] if arguments.shared else []
+    print(f"\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for count in arguments.hosts:
         hosts = [f"127.0.1.{number}" for number in range(1, count + 1)]
-        pairs = [
-            (by_hand(folder, hosts, options, arguments), play(folder, hosts, options, arguments))
-            for _ in range(arguments.repeat)
-        ]
-        hand = statistics.median(pair[0].wall for pair in pairs)
-        wall = statistics.median(pair[1].wall for pair in pairs)
-        cpus = [statistics.median(pair[each].cpu for pair in pairs) / count for each in (0, 1)]
-        memory = max(pair[1].memory for pair in pairs)
-        print(
-            f"| {count} | {hand:.1f} | {wall:.1f} | {wall / hand:.1f} | {cpus[0]:.2f} | {cpus[1]:.2f} "
-            f"| {memory:.0f} |",
-            flush=True,
-        )
+        place = (folder, hosts, options, arguments)
+        player = stub(*place)
+        runs = [(by_hand(*place), ansible(TUNE, *place, player)) for _ in range(arguments.repeat)]
+        hand, play = (statistics.median(costs[each].wall for costs in runs) for each in (0, 1))
+        cpus = [statistics.median(costs[each].cpu for costs in runs) / count for each in (0, 1)]
+        memory = max(costs[1].memory for costs in runs)
+        cells = [f"{count}", f"{hand:.1f}", f"{play:.1f}", f"{play / hand:.1f}"]
+        cells += [*(f"{cpu:.2f}" for cpu in cpus), f"{memory:.0f}"]
+        if arguments.shared:
+            cells += [f"{ansible(job, *place).wall:.1f}" for job in (TUNE, NOTHING)]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
@@ -218,8 +225,8 @@ def main() -> None:
     parser.add_argument("--hosts", type=lambda text: [int(each) for each in text.split(",")], default=numbers)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=20)
-    parser.add_argument("--stub", action="store_true")
-    parser.add_argument("--ansible-playbook", default=str(Path(sys.executable).parent / "ansible-playbook"))
+    parser.add_argument("--no-shared", dest="shared", action="store_false")
+    parser.add_argument("--ansible", default=str(Path(sys.executable).parent / "ansible"))
     arguments = parser.parse_args()
     if INSIDE not in os.environ:
         environment = {**os.environ, INSIDE: "1"}

@@ -12,20 +12,22 @@ from ansible.plugins.callback.default import CallbackModule as Default
 
 # On the controller, Ansible does not put module_utils on the path. Loaded here, before the first fork, it is
 # loaded once: every task of every host would load it anew.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
+ROOT = Path(__file__).resolve().parents[1]
+for _folder in (str(ROOT / "module_utils"), str(ROOT / "plugin_utils")):
+    if _folder not in sys.path:
+        sys.path.append(_folder)
 
-import gpu_tuning.drift
-import gpu_tuning.junit
-import gpu_tuning.policy
-import gpu_tuning.report  # noqa: F401
+import gpu_tuning.junit  # noqa: F401
+import tuning_record  # noqa: F401
 
 DOCUMENTATION = """
 name: fleet
 type: stdout
 short_description: One line per host where there are many
 description:
-  - Up to five hosts are shown as the default callback shows them. With more, each host gets one line per
-    report, with what differs below it, and a host that fails or cannot be reached says why.
+  - Up to five hosts are shown as the default callback shows them, and reports as lines of text. With more,
+    each host gets one line per report, with what differs below it, and a host that fails or cannot be reached
+    says why.
     E(GPU_TUNING_FLEET_FROM) is the number of hosts from which on this is so.
 extends_documentation_fragment:
   - default_callback
@@ -58,18 +60,23 @@ class CallbackModule(Default):
             super().v2_playbook_on_task_start(task, is_conditional)
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Show a report's headline and differences."""
+        """Show a report: all its lines for few hosts, else its headline and what differs."""
         if not self._many:
             super().v2_runner_on_ok(result)
+            self._lines_of_report(result, "C_OK")
         elif "headline" in result._result:
             self._report(result, "C_CHANGED" if result._result.get("differences") else "C_OK")
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Show a failed report as any other, and of other failures the sentence."""
-        if not self._many:
+        if "headline" in result._result:
+            if self._many:
+                self._report(result, "C_ERROR")
+            else:
+                self._display.display(f"failed: [{self.host_label(result)}]", color=_color("C_ERROR"))
+                self._lines_of_report(result, "C_ERROR")
+        elif not self._many:
             super().v2_runner_on_failed(result, ignore_errors)
-        elif "headline" in result._result:
-            self._report(result, "C_ERROR")
         elif not ignore_errors:
             self._line(result, f"failed: {result._task.get_name()}: {_sentence(result)}", "C_ERROR")
 
@@ -100,6 +107,12 @@ class CallbackModule(Default):
         words += [f"{len(failed)} failed: {', '.join(failed)}"] if failed else []
         words += [f"{len(dark)} unreachable: {', '.join(dark)}"] if dark else []
         self._display.display("; ".join(words))
+
+    def _lines_of_report(self, result: Any, color: str) -> None:
+        """Show what a report says to people; the rest of the result is for programs, and for -v."""
+        if "headline" in result._result:
+            for line in result._result["msg"]:
+                self._display.display(f"    {line}", color=_color(color))
 
     def _report(self, result: Any, color: str) -> None:
         self._line(result, result._result["headline"], color)

@@ -38,6 +38,8 @@ KIND_OF_SECTION = {
     "transparent_hugepages": "thp",
     "gpu_persistence_mode": "gpu_persistence",
 }
+#: In a list of kinds, every one of them.
+ALL = "all"
 #: Kinds of rows that are about files and the next boot, of whatever section.
 FACT_KINDS = ("in_file", "at_boot", "owned_file", "daemon")
 #: A fix that has this as false waits for an override that turns it on.
@@ -203,9 +205,9 @@ def plan(
 
     ``kinds`` are row kinds that a site named elsewhere (lenient, strict), checked here with the rest.
     """
-    unknown = set(kinds) - set(KIND_OF_SECTION.values()) - set(FACT_KINDS)
+    unknown = set(kinds) - {ALL, *KIND_OF_SECTION.values(), *FACT_KINDS}
     if unknown:
-        known = ", ".join(KIND_OF_SECTION.values())
+        known = ", ".join((ALL, *KIND_OF_SECTION.values()))
         raise PolicyError(f"{', '.join(sorted(unknown))} is no kind of row: choose from {known}")
     run_tags, skip_tags = list(run_tags), list(skip_tags)
     fixes = selected(merged(policy, overrides), run_tags, skip_tags)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from .drift import drifted as drifted
-from .policy import TEXTS, Fix, belongs
+from .policy import ALL, TEXTS, Fix, belongs
 from .rows import (
     CHANGED,
     CLAMPED,
@@ -174,8 +174,8 @@ def failing(rows: list[Row], strict: Iterable[str] = (), lenient: Iterable[str] 
     return [
         row
         for row in rows
-        if (row.status in FAILURES and row.kind not in lenient)
-        or (row.status == READ_ONLY and row.kind in strict)
+        if (row.status in FAILURES and lenient.isdisjoint((ALL, row.kind)))
+        or (row.status == READ_ONLY and not strict.isdisjoint((ALL, row.kind)))
     ]
 
 

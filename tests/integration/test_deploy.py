@@ -52,7 +52,9 @@ def machine_of(folder: Path) -> list[str]:
 
 def test_the_execution_environment_can_be_laid_out(tmp_path: Path) -> None:
     file = DEPLOY / "execution-environment/execution-environment.yml"
-    run([tool("ansible-builder"), "create", "--file", str(file), "--context", str(tmp_path / "context")])
+    command = [tool("ansible-builder"), "create", "--file", str(file), "--context", str(tmp_path / "context")]
+    # Else its name depends on which of podman and docker is there.
+    run([*command, "--output-filename", "Containerfile"])
     containerfile = (tmp_path / "context/Containerfile").read_text()
     assert "ansible-core~=2.19.0" in containerfile
     assert (tmp_path / "context/_build/requirements.txt").read_text().split()[-1] == "paramiko"
@@ -75,10 +77,12 @@ def test_ansible_runner_drives_it(memory_path: Path) -> None:
     roots = machine_of(memory_path)
     command = [tool("ansible-runner"), "run", str(memory_path / "runner"), "--project-dir", str(REPO)]
     command += ["--playbook", "tune.yml", "--inventory", str(REPO / "inventory"), "--ident", "one"]
-    run(
+    said = run(
         [*command, "--cmdline", " ".join(["--tags", "runtime", *roots])],
         ANSIBLE_CONFIG=str(REPO / "ansible.cfg"),
+        ANSIBLE_STDOUT_CALLBACK="fleet",
     )
+    assert "changed        swappiness: vm.swappiness 60 -> 10" in said
     assert (memory_path / "runner/artifacts/one/rc").read_text() == "0"
     assert (memory_path / "host/proc/sys/vm/swappiness").read_text() == "10\n"
 

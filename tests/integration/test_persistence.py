@@ -71,6 +71,21 @@ def test_persist_verify_drift_and_unpersist(host: PersistedHost) -> None:
     assert [path for path in left if path.startswith(("etc", "usr", "var"))] == []
 
 
+def test_a_gpu_that_cannot_be_set_keeps_nothing_else_from_outliving_a_reboot(memory_path: Path) -> None:
+    host = PersistedHost(make_recorded_host(memory_path / "host", "--fault", "ff=0000:61:00.0"))
+    run = play(host, "tune.yml", "--tags", "runtime,persist")
+    assert run.returncode != 0
+    assert "pcie_mrrs:0000:61:00.0: failed" in run.stdout
+    assert (host.root / "etc/gpu-tuning/policy.json").exists(), run.stdout
+
+
+def test_a_run_that_is_refused_persists_nothing(host: PersistedHost) -> None:
+    (host.root / "state").write_text("in the way\n")
+    run = play(host, "tune.yml", "--tags", "runtime,persist")
+    assert run.returncode != 0
+    assert not (host.root / "etc/gpu-tuning").exists(), run.stdout
+
+
 def test_a_runtime_run_leaves_nothing_that_survives_a_reboot(host: PersistedHost) -> None:
     before = manifest(host.root)
     run = play(host, "tune.yml", "--tags", "runtime")

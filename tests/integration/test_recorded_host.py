@@ -128,7 +128,7 @@ def test_the_record_is_complete_and_valid(host: Host) -> None:
     result = host.result()
     jsonschema.validate(
         result,
-        json.loads((REPO / "roles/tuning_report/files/result.schema.json").read_text(encoding="utf-8")),
+        json.loads((REPO / "roles/host_tuning/files/result.schema.json").read_text(encoding="utf-8")),
     )
     headline = "9 of 10 fixes applied, 1 not applicable: nvidia_peermem (no RDMA device)"
     assert result["headline"] == headline
@@ -145,6 +145,13 @@ def test_the_record_is_complete_and_valid(host: Host) -> None:
 
 def test_one_module_invocation(host: Host) -> None:
     assert host.tune().module_invocations == 1
+
+
+def test_a_report_is_shown_as_lines_of_text_and_its_rows_are_not(host: Host) -> None:
+    run = host.tune()
+    assert "\nchanged: [localhost]\n    9 of 10 fixes applied, 1 not applicable" in run.output
+    assert '"rows"' not in run.output
+    assert '"rows"' in host.tune("-v").output
 
 
 @pytest.mark.parametrize(
@@ -165,7 +172,10 @@ def test_a_gpu_that_cannot_be_set_does_not_stop_the_others(
     assert rows[GPUS[2]]["status"] == status
     assert words in rows[GPUS[2]]["reason"]
     assert {rows[gpu]["status"] for gpu in GPUS if gpu != GPUS[2]} == {"changed"}
-    assert any(line.startswith(f"pcie_mrrs:{GPUS[2]}: {status}: ") for line in run.summary)
+    failed = next(line for line in run.summary if line.startswith(f"pcie_mrrs:{GPUS[2]}: {status}: "))
+    assert "\nfailed: [localhost]\n" in run.output
+    assert f"\n    {failed}\n" in run.output
+    assert '"rows"' not in run.output
     assert host.play("playbooks/rollback.yml").returncode == 0
     assert changed_paths(start, host.manifest()) == []
 
@@ -285,9 +295,10 @@ def test_an_unknown_kind_to_be_lenient_with_is_refused(host: Host, start: dict[s
     assert host.manifest() == start
 
 
-def test_a_lenient_kind_is_reported_and_does_not_fail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pcie_mrrs", "all"])
+def test_a_lenient_kind_is_reported_and_does_not_fail(tmp_path: Path, kind: str) -> None:
     host = Host(make_recorded_host(tmp_path / "host", "--fault", f"ff={GPUS[2]}"), tmp_path)
-    run = host.tune("--extra-vars", json.dumps({"host_tuning_lenient": ["pcie_mrrs"]}))
+    run = host.tune("--extra-vars", json.dumps({"host_tuning_lenient": [kind]}))
     assert run.returncode == 0, run.output
     assert "1 failed: max_read_request" in run.summary[0]
 

@@ -17,7 +17,6 @@ REPO = Path(__file__).resolve().parents[2]
 
 #: Actions that run on the controller without a module.
 CONTROLLER_ACTIONS = {
-    "tuning_report",
     "ansible.builtin.validate_argument_spec",
     "validate_argument_spec",
     "ansible.builtin.debug",
@@ -52,7 +51,7 @@ class Run:
     @property
     def summary(self) -> list[str]:
         """The lines that the report prints."""
-        return next(t["result"]["msg"] for t in self.tasks if t["action"] == "tuning_report")
+        return next(t["result"]["msg"] for t in self.tasks if "headline" in t["result"])
 
     @property
     def module_invocations(self) -> int:
