@@ -15,7 +15,7 @@ demo: venv ## The same on a recorded 8-GPU machine, generated here
 	@scripts/demo $(ARGS)
 
 test: ## Everything below that this machine can run; says what it cannot
-	@scripts/test lint unit integration compat molecule lxc inference vm
+	@scripts/test lint unit integration compat molecule image lxc inference vm
 
 lint: ## Style, types, documentation and syntax
 	@scripts/test lint
@@ -31,6 +31,9 @@ test-compat: ## The playbooks with the lowest and the highest ansible-core
 
 test-molecule: ## The role in a container with systemd
 	@scripts/test molecule
+
+test-image: ## The execution environment, built and run
+	@scripts/test image
 
 test-lxc: ## Real LXC containers
 	@scripts/test lxc
@@ -54,5 +57,5 @@ lock: ## Renew requirements/*.txt from requirements/*.in
 clean: ## Remove what the targets above made
 	rm -rf .venv* .cache .ansible .molecule .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help venv tune demo test lint test-unit test-integration test-compat test-molecule test-lxc \
+.PHONY: help venv tune demo test lint test-unit test-integration test-compat test-molecule test-image test-lxc \
 	test-vm test-inference bench docs lock clean

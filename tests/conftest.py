@@ -32,5 +32,7 @@ def memory_path() -> Iterator[Path]:
     memory = "/dev/shm"
     place = memory if os.path.ismount(memory) and os.access(memory, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="gpu-tuning-", dir=place))
-    yield folder
+    # With room beside it, for a journal that must not be in it.
+    (folder / "machine").mkdir()
+    yield folder / "machine"
     shutil.rmtree(folder)
