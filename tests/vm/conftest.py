@@ -51,6 +51,7 @@ def ingredients() -> Iterator[Ingredients]:
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        packages.refresh()
         yield _prepared()
 
 

@@ -22,11 +22,16 @@ ROOT_PACKAGES = (
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
 
 
+def refresh() -> None:
+    """Renew apt's lists: the newer kernel is in the security suite, whose lists a bare machine may lack."""
+    subprocess.run(["apt-get", "update", "-qq"], check=True)
+
+
 def image_behind(metapackage: str) -> str:
     """Return the image package that a kernel metapackage depends on now."""
     said = _output("apt-cache", "depends", "--no-recommends", "--no-suggests", metapackage)
     match = re.search(r"Depends: (linux-image-\S+)", said)
-    assert match, f"apt knows no {metapackage}: run apt-get update"
+    assert match, f"apt knows no {metapackage}"
     return match.group(1)
 
 
