@@ -36,34 +36,44 @@ class ActionModule(ActionBase):
         Skipped where no step of the plan needs the host.
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
-        given, check_mode = self._task.args, self._task.check_mode
-        plan, steps = given["plan"], set(given["plan"]["steps"])
-        if steps.isdisjoint(("snapshot", "apply", "verify")):
+        plan, check_mode = self._task.args["plan"], self._task.check_mode
+        if set(plan["steps"]).isdisjoint(("snapshot", "apply", "verify")):
             return {**result, "skipped": True}
+        done = self._carried_out(plan, task_vars or {})
+        if "rows" in done:
+            host = str((task_vars or {}).get("inventory_hostname", "host"))
+            done = self._summed_up(plan, done, host, check_mode)
+        return {**result, **done}
+
+    def _carried_out(self, plan: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        steps = set(plan["steps"])
         if steps.isdisjoint(("snapshot", "apply")):
             # Only looks: check mode keeps even the journal as it is.
             self._task.check_mode = True
         arguments = {
-            **{root: given[root] for root in ROOTS},
+            **{root: self._task.args[root] for root in ROOTS},
             **plan["sections"],
             "state": "applied" if "apply" in steps else "captured",
             # A later pass over everything, in the same call: calls are what costs time.
             "verify": "verify" in steps,
         }
-        done = self._execute_module(
-            module_name="host_settings", module_args=arguments, task_vars=task_vars or {}
+        done: dict[str, Any] = self._execute_module(
+            module_name="host_settings", module_args=arguments, task_vars=task_vars
         )
-        if "rows" not in done:
-            return {**result, **done}
-        rows = tuning_record.final_rows(done, steps)
-        host = str((task_vars or {}).get("inventory_hostname", "host"))
+        return done
+
+    def _summed_up(
+        self, plan: dict[str, Any], done: dict[str, Any], host: str, check_mode: bool
+    ) -> dict[str, Any]:
+        given = self._task.args
+        rows = tuning_record.final_rows(done, set(plan["steps"]))
         document = tuning_record.document(host, plan["fixes"], done, rows)
         judged = tuning_record.verdict_of_rows(
             report.lines(document, explain=check_mode),
             report.failing(rows, given.get("strict") or (), given.get("lenient") or ()),
         )
-        if "record" in steps and not check_mode:
+        if "record" in plan["steps"] and not check_mode:
             directory = Path(given["reports_root"]) / host
             judged = tuning_record.recorded(judged, directory, document, rows, done["recorded"])
         done.pop("verified_rows", None)
-        return {**result, **done, "rows": document["rows"], **judged}
+        return {**done, "rows": document["rows"], **judged}

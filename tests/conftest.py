@@ -32,7 +32,8 @@ def memory_path() -> Iterator[Path]:
     memory = "/dev/shm"
     place = memory if os.path.ismount(memory) and os.access(memory, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="gpu-tuning-", dir=place))
-    # With room beside it, for a journal that must not be in it.
+    # With room beside it, for a journal that must not be in it; and for every user to look at.
     (folder / "machine").mkdir()
+    folder.chmod(0o755)
     yield folder / "machine"
     shutil.rmtree(folder)

@@ -211,7 +211,6 @@ def test_an_unprivileged_look_at_real_devices_says_what_it_could_not_see(memory_
 @needs_root
 def test_an_unprivileged_user_on_a_recorded_machine(host: SmallHost) -> None:
     """A check says what root would change; a run changes nothing and says that it may not."""
-    host.root.parent.chmod(0o755)
     host.state_root.mkdir()
     os.chown(host.state_root, NOBODY, NOBODY)
     host.config(1).chmod(0o600)
