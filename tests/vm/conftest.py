@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -42,17 +43,24 @@ class Ingredients(NamedTuple):
     key: Path
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keep other runs of these tests out while something is made that all of them use."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "making", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
-def ingredients() -> Iterator[Ingredients]:
-    """Fetch, unpack and compile; a second session waits for the first."""
+def ingredients() -> Ingredients:
+    """Fetch, unpack and compile."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "lock", "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone():
         packages.refresh()
-        yield _prepared()
+        return _prepared()
 
 
 def _prepared() -> Ingredients:
@@ -89,12 +97,13 @@ def _modules(release: str) -> Path:
 
 @pytest.fixture
 def machine(ingredients: Ingredients, tmp_path: Path) -> Iterator[Callable[[bool], Machine]]:
-    """Return a function that builds, boots and returns a machine; ``efi``: with systemd-boot."""
+    """Return a function that boots and returns a machine; ``efi``: with systemd-boot and a watchdog."""
     started: list[Machine] = []
 
     def boot(efi: bool) -> Machine:
-        disk = image.cached(ingredients.parts, CACHE, efi)
-        tables = acpi.write(tmp_path / "acpi", cpus=2)
+        with alone():
+            disk = image.cached(ingredients.parts, CACHE, efi)
+        tables = acpi.write(tmp_path / "acpi", cpus=2, watchdog=efi)
         vm = Machine(tmp_path / "vm", disk, ingredients.key, tables, efi)
         started.append(vm)
         vm.start()

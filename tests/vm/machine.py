@@ -26,7 +26,7 @@ class Machine:
     """A disk image, booted on a copy-on-write overlay."""
 
     def __init__(self, directory: Path, image: Path, key: Path, acpi: list[str], efi: bool = False) -> None:
-        """Prepare; nothing runs yet. ``acpi``: QEMU's arguments of vm.acpi; ``efi``: with a watchdog, too."""
+        """Prepare; nothing runs yet. ``acpi``: QEMU's arguments of vm.acpi."""
         self.directory, self.image, self.key, self.acpi, self.efi = directory, image, key, acpi, efi
         directory.mkdir(parents=True)
         # The name of a socket has at most 107 characters, of which ssh adds 17 while it makes one.
@@ -60,8 +60,6 @@ class Machine:
     def _devices(self, overlay: Path) -> list[str]:
         forward = f"hostfwd=tcp:127.0.0.1:{self.port}-:22"
         return [
-            # A watchdog that resets the machine; Debian's cloud kernels have its driver.
-            *(("-device", "i6300esb,addr=0x5") if self.efi else ()),
             *("-drive", f"file={overlay},if=none,id=hd,cache=unsafe,discard=unmap"),
             *("-device", "virtio-blk-pci,drive=hd,bootindex=0,addr=0x3"),
             *("-netdev", f"user,id=n0,restrict=on,{forward}"),

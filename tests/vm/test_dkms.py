@@ -15,6 +15,7 @@ from gpu_tuning import kernel_dkms
 from gpu_tuning.boot_files import BootError
 
 from vm import packages
+from vm.conftest import alone
 
 HEADERS = packages.NEW_KERNEL.replace("image", "headers")
 MODULE = kernel_dkms.Module("gpu-tuning-trial", "1.0")
@@ -27,7 +28,8 @@ def module() -> Iterator[Path]:
     """Give dkms a module of three lines; return its source."""
     if shutil.which("dkms") is None or os.geteuid() != 0:
         pytest.skip("needs root and dkms")
-    packages.refresh()
+    with alone():
+        packages.refresh()
     shutil.rmtree(SOURCE, ignore_errors=True)
     SOURCE.mkdir()
     (SOURCE / "dkms.conf").write_text(
