@@ -66,7 +66,7 @@ class ActionModule(ActionBase):
         self, plan: dict[str, Any], done: dict[str, Any], host: str, check_mode: bool
     ) -> dict[str, Any]:
         given = self._task.args
-        rows = tuning_record.final_rows(done, set(plan["steps"]))
+        rows = tuning_record.final_rows(done, plan["steps"])
         document = tuning_record.document(host, plan["fixes"], done, rows)
         judged = tuning_record.verdict_of_rows(
             report.lines(document, explain=check_mode),

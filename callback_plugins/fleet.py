@@ -69,14 +69,15 @@ class CallbackModule(Default):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Show a failed report as any other, and of other failures the sentence."""
-        if "headline" in result._result:
-            if self._many:
-                self._report(result, "C_ERROR")
+        if not self._many:
+            # By default a failed task is shown whole, which -v is for here.
+            if "headline" not in result._result or self._run_is_verbose(result):
+                super().v2_runner_on_failed(result, ignore_errors)
             else:
                 self._display.display(f"failed: [{self.host_label(result)}]", color=_color("C_ERROR"))
-                self._lines_of_report(result, "C_ERROR")
-        elif not self._many:
-            super().v2_runner_on_failed(result, ignore_errors)
+            self._lines_of_report(result, "C_ERROR")
+        elif "headline" in result._result:
+            self._report(result, "C_ERROR")
         elif not ignore_errors:
             self._line(result, f"failed: {result._task.get_name()}: {_sentence(result)}", "C_ERROR")
 

@@ -34,7 +34,7 @@ def verdict_of_rows(lines: list[str], failing: list[Row]) -> dict[str, Any]:
     return verdict([*lines, *failed], failed)
 
 
-def final_rows(done: dict[str, Any], steps: set[str]) -> list[Row]:
+def final_rows(done: dict[str, Any], steps: list[str]) -> list[Row]:
     """Return the rows of host_settings' result, with what its verifying pass saw."""
     rows = report.rows_from(done["rows"])
     if "verify" not in steps:

@@ -5,30 +5,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.play import recorded_host_arguments
 from support.small_host import small_host
+from support.tools import REPO, run
 
-REPO = Path(__file__).resolve().parents[2]
 DEFINITION = REPO / "deploy/execution-environment/execution-environment.yml"
 BASE = Path(__file__).parent / "debian-base"
-TOOLS = Path(sys.executable).parent
 IMAGE = "localhost/gpu-tuning-ee"
 #: Whatever of it is there takes the build to the package index as it takes this machine's pip.
 PIPS_OWN = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/xdg/pip")
-
-
-def run(argv: list[str]) -> str:
-    """Run a command that must succeed."""
-    variables = {**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        argv, cwd=REPO, env=variables, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +49,7 @@ def test_ansible_runner_tunes_a_host_from_within_it(image: str, memory_path: Pat
     run(["cp", "-r", str(REPO / "inventory"), str(folder / "inventory")])
     (folder / "env").mkdir()
     (folder / "env/envvars").write_text("ANSIBLE_STDOUT_CALLBACK: fleet\n")
-    variables = {"procfs_root": "host/proc", "sysfs_root": "host/sys", "state_root": "state"}
-    variables["reports_root"] = "reports"
-    roots = [word for name, path in variables.items() for word in ("-e", f"{name}=/machine/{path}")]
+    roots = recorded_host_arguments(Path("/machine/host"), Path("/machine"))
     command = ["ansible-runner", "run", str(folder), "--playbook", "tune.yml", "--ident", "one"]
     command += ["--process-isolation", "--process-isolation-executable", "podman", "--container-image", image]
     command += ["--container-volume-mount", f"{memory_path}:/machine", "--container-option=--network=none"]

@@ -4,20 +4,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from support.play import recorded_host_arguments
 from support.small_host import small_host
+from support.tools import PATH, REPO, run
 
-REPO = Path(__file__).resolve().parents[2]
 DEPLOY = REPO / "deploy"
-TOOLS = Path(sys.executable).parent
-PATH = f"{TOOLS}:{os.environ['PATH']}"
 
 
 def tool(name: str) -> str:
@@ -28,26 +24,10 @@ def tool(name: str) -> str:
     return found
 
 
-def run(argv: list[str], cwd: Path = REPO, **environment: str) -> str:
-    """Run a command that must succeed."""
-    variables = {**os.environ, "PATH": PATH, **environment}
-    done = subprocess.run(
-        argv, cwd=cwd, env=variables, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def machine_of(folder: Path) -> list[str]:
     """Make a recorded machine and return the variables that point a play at it."""
     small_host(folder / "host", cpus=2, gpus=1)
-    roots = {
-        "sysfs_root": f"{folder}/host/sys",
-        "procfs_root": f"{folder}/host/proc",
-        "state_root": f"{folder}/state",
-        "reports_root": f"{folder}/reports",
-    }
-    return [word for name, path in roots.items() for word in ("-e", f"{name}={path}")]
+    return recorded_host_arguments(folder / "host", folder)
 
 
 def test_the_execution_environment_can_be_laid_out(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_a_gpu_that_cannot_be_set_does_not_stop_the_others(
     assert "\nfailed: [localhost]\n" in run.output
     assert f"\n    {failed}\n" in run.output
     assert '"rows"' not in run.output
+    assert '"rows"' in host.tune("-v").output
     assert host.play("playbooks/rollback.yml").returncode == 0
     assert changed_paths(start, host.manifest()) == []
 
