@@ -2,6 +2,7 @@
 /* Hangs the machine when it is loaded: every CPU spins with interrupts off, and no panic brings it back. */
 #include <linux/irqflags.h>
 #include <linux/module.h>
+#include <linux/printk.h>
 #include <linux/smp.h>
 
 static void spin(void *unused)
@@ -13,6 +14,8 @@ static void spin(void *unused)
 
 static int __init hang_init(void)
 {
+	/* By printk, which waits for the console: what a process wrote there may still be queued, or flushed by a login. */
+	pr_emerg("This kernel hangs\n");
 	on_each_cpu(spin, NULL, 0);
 	return 0;
 }
