@@ -20,22 +20,16 @@ from typing import Optional
 #: The package's name inside an archive, whatever it is called where this code runs.
 PACKAGE = "gpu_tuning"
 
-#: dataclasses imports inspect, a fifth of a short run, and mostly does without: loaded when it is used.
-_MAIN = """import sys
-
-
-class Later(type(sys)):
-    def __getattr__(self, name):
-        if sys.modules[self.__name__] is self:
-            del sys.modules[self.__name__]
-        return getattr(__import__(self.__name__), name)
-
-
-sys.modules["inspect"] = Later("inspect")
+#: Taking the interpreter down at the end would be a tenth of a short run.
+_MAIN = """import os
+import sys
 
 from {package}.{module} import main
 
-sys.exit(main(sys.argv[1:]))
+status = main(sys.argv[1:])
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
 """
 
 

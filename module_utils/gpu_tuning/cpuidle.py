@@ -7,10 +7,9 @@ drivers and even between the CPUs of one host, so every CPU is looked at for its
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, explained, not_applicable, writable
 from .journal import Entry
@@ -25,14 +24,18 @@ _C1 = re.compile(r"(?:\w+-)?C1(?:[-_]\w+)?\Z")
 _POLL = ("POLL", "C0", "snooze")
 
 
-@dataclasses.dataclass(frozen=True)
-class IdleState:
-    """One state of one CPU: name, exit latency in microseconds, directory."""
+class IdleState(NamedTuple):
+    """One state of one CPU: its name and its directory."""
 
     cpu: int
     name: str
-    latency_us: int
     path: str
+
+    @property
+    def latency_us(self) -> Optional[int]:
+        """The exit latency, read when asked for: a host has thousands. None where it cannot be read."""
+        text = read_line(f"{self.path}/latency") or ""
+        return int(text) if text.isdigit() else None
 
 
 def is_kept(name: str) -> bool:
@@ -87,21 +90,21 @@ class IdleStates(Kind):
         return sorted(int(name[3:]) for name in names if re.match(r"cpu\d+\Z", name))
 
     def _offline(self, cpu: int) -> bool:
-        return read_line(os.path.join(self.cpus, f"cpu{cpu}", "online")) == "0"
+        return read_line(f"{self.cpus}/cpu{cpu}/online") == "0"
 
     def _states(self, cpu: int) -> list[IdleState]:
         """Return a CPU's states in the driver's order; a CPU that goes offline meanwhile has none."""
-        directory = os.path.join(self.cpus, f"cpu{cpu}", "cpuidle")
+        directory = f"{self.cpus}/cpu{cpu}/cpuidle"
         try:
             numbers = sorted(int(name[5:]) for name in os.listdir(directory) if name.startswith("state"))
         except OSError:
             return []
         found = []
         for number in numbers:
-            path = os.path.join(directory, f"state{number}")
-            name, latency = read_line(f"{path}/name"), read_line(f"{path}/latency")
-            if name and latency and latency.isdigit():
-                found.append(IdleState(cpu, name, int(latency), path))
+            path = f"{directory}/state{number}"
+            name = read_line(f"{path}/name")
+            if name:
+                found.append(IdleState(cpu, name, path))
         return found
 
     def _selected(self, state: IdleState) -> bool:
@@ -109,7 +112,11 @@ class IdleStates(Kind):
             return False
         if self.names is not None:
             return state.name in self.names
-        return self.limit is None or state.latency_us > self.limit
+        if self.limit is None:
+            return True
+        latency = state.latency_us
+        # None: its CPU has gone offline meanwhile, which its row will say.
+        return latency is None or latency > self.limit
 
     def _captured(self, state: IdleState) -> Row:
         target = f"cpu{state.cpu}/{state.name}"
@@ -152,7 +159,7 @@ class IdleStates(Kind):
         if not states:
             return not_applicable(self.kind, "all", f"no idle states: cpuidle driver is {driver}")
         seen = ", ".join(
-            f"{name} {latency} us" for name, latency in sorted({(s.name, s.latency_us) for s in states})
+            f"{name} {latency} us" for name, latency in sorted({(s.name, s.latency_us or 0) for s in states})
         )
         if self.names is not None:
             wanted = ", ".join(self.names)

@@ -6,10 +6,9 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_s
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .kernel_files import read_line
 
@@ -23,8 +22,7 @@ _TOTAL = re.compile(r"^TOTAL_ERR_\w+ (\d+)$", re.M)
 _ALL_ONES = b"\xff" * 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU: its address, whether it answers, lanes now and at most, errors since boot by severity."""
 
     address: str

@@ -20,14 +20,11 @@ def read_bytes(path: str, limit: int = READ_LIMIT) -> bytes:
     """Return up to ``limit`` bytes of a file. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        chunks = []
-        while limit > 0:
-            chunk = os.read(fd, limit)
-            if not chunk:
-                break
-            chunks.append(chunk)
-            limit -= len(chunk)
-        return b"".join(chunks)
+        found = chunk = os.read(fd, limit)
+        while chunk and len(found) < limit:
+            chunk = os.read(fd, limit - len(found))
+            found += chunk
+        return found
     finally:
         os.close(fd)
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, not_applicable
 from .journal import Entry
@@ -20,8 +19,7 @@ REQUIREMENTS = (RDMA_DEVICE, NVIDIA_DRIVER)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
-@dataclasses.dataclass(frozen=True)
-class WantedModule:
+class WantedModule(NamedTuple):
     """A module to load, and the requirements (REQUIREMENTS) without which it is not applicable."""
 
     name: str

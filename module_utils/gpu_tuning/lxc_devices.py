@@ -47,13 +47,15 @@ FINDING_OK = "ok"
 FINDINGS = (STALE, FOREIGN, MISSING, NOT_ENFORCED, DEAD, NODE_MISSING, DRIVER_NOT_LOADED, FINDING_OK)
 
 
-@dataclasses.dataclass
 class DeviceRow(Row):
     """A setting row with the class of its finding, the container's name and its config's path."""
 
-    finding: str = FINDING_OK
-    container: str = ""
-    path: str = ""
+    def __init__(
+        self, *row: Any, finding: str = FINDING_OK, container: str = "", path: str = "", **more: Any
+    ) -> None:
+        """Take a row's fields and three more."""
+        super().__init__(*row, **more)
+        self.finding, self.container, self.path = finding, container, path
 
 
 @dataclasses.dataclass

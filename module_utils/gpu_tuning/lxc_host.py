@@ -7,7 +7,6 @@ by one and leave them off for a recorded machine.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -87,21 +86,21 @@ def load_driver(name: str, check: bool, gpu_found: bool) -> DeviceRow:
     row = _host_row(name, "not registered", "registered")
     if check:
         reason = f"{name} would be loaded; its new major is known only then"
-        return dataclasses.replace(row, status=status.WOULD_CHANGE, reason=reason)
+        return row.replaced(status=status.WOULD_CHANGE, reason=reason)
     code, output = run(["modprobe", name])
     if code == 0:
-        return dataclasses.replace(row, status=status.CHANGED, after="registered")
+        return row.replaced(status=status.CHANGED, after="registered")
     reason = (
         f"modprobe {name} failed: {_last_line(output)}; rules of {name} stay as they are until it is loaded"
     )
     state = status.REJECTED if gpu_found else status.NOT_APPLICABLE
-    return dataclasses.replace(row, status=state, finding=logic.DRIVER_NOT_LOADED, reason=reason)
+    return row.replaced(status=state, finding=logic.DRIVER_NOT_LOADED, reason=reason)
 
 
 def create_nodes(paths: Sequence[str], dev_root: str, check: bool) -> list[DeviceRow]:
     """Create missing nodes with nvidia-modprobe, in one call; a row for each node."""
     rows = [
-        dataclasses.replace(_host_row(path.lstrip("/"), "missing", "present"), finding=logic.NODE_MISSING)
+        _host_row(path.lstrip("/"), "missing", "present").replaced(finding=logic.NODE_MISSING)
         for path in paths
     ]
     flags = helper_flags(paths)
@@ -111,26 +110,26 @@ def create_nodes(paths: Sequence[str], dev_root: str, check: bool) -> list[Devic
             "nvidia-smi once"
         )
         return [
-            dataclasses.replace(row, status=status.NOT_APPLICABLE, reason=reason.format(path))
+            row.replaced(status=status.NOT_APPLICABLE, reason=reason.format(path))
             for row, path in zip(rows, paths)
         ]
     if check:
         reason = f"nvidia-modprobe {' '.join(flags)} would create it"
-        return [dataclasses.replace(row, status=status.WOULD_CHANGE, reason=reason) for row in rows]
+        return [row.replaced(status=status.WOULD_CHANGE, reason=reason) for row in rows]
     code, output = run([_HELPER, *flags]) if flags else (0, "")
     return [_node_row(row, path, dev_root, code, output) for row, path in zip(rows, paths)]
 
 
 def _node_row(row: DeviceRow, path: str, dev_root: str, code: int, output: str) -> DeviceRow:
     if devices.stat_node(dev_root, path).kind == "char":
-        return dataclasses.replace(row, status=status.CHANGED, finding=logic.FINDING_OK, after="present")
+        return row.replaced(status=status.CHANGED, finding=logic.FINDING_OK, after="present")
     said = (
         f"nvidia-modprobe ended with {code}: {_last_line(output)}"
         if code
         else "nvidia-modprobe did not create it"
     )
     reason = f"{path} is still missing: {said}; is the driver loaded, and is there such a GPU?"
-    return dataclasses.replace(row, status=status.NOT_APPLICABLE, after="missing", reason=reason)
+    return row.replaced(status=status.NOT_APPLICABLE, after="missing", reason=reason)
 
 
 def helper_flags(paths: Iterable[str]) -> list[str]:

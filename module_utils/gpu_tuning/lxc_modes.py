@@ -103,7 +103,7 @@ def _converted_row(row: logic.DeviceRow, converted: dict[str, list[str]], how: s
         return row
     paths = ",".join(dict.fromkeys(converted[name]))
     reason = "; ".join(part for part in (row.reason, f"rewritten to {how}") if part)
-    return dataclasses.replace(row, status=status.WOULD_CHANGE, desired=paths, reason=reason)
+    return row.replaced(status=status.WOULD_CHANGE, desired=paths, reason=reason)
 
 
 def _to_passthrough(plan: Plan, host: Host) -> Plan:

@@ -370,7 +370,7 @@ class _Run:
             self._refused(job, WriteRefused(status.OVERRIDDEN, sentence))
             return
         job.plan.rows = [
-            dataclasses.replace(row, status=status.CHANGED, after=row.desired)
+            row.replaced(status=status.CHANGED, after=row.desired)
             if row.status == status.WOULD_CHANGE
             else row
             for row in job.plan.rows
@@ -382,7 +382,7 @@ class _Run:
         job.refusal = refusal
         self.errors.append(str(refusal))
         job.plan.rows = [
-            dataclasses.replace(row, status=refusal.row_status, reason=f"{refusal}; {row.reason}")
+            row.replaced(status=refusal.row_status, reason=f"{refusal}; {row.reason}")
             if row.status == status.WOULD_CHANGE
             else row
             for row in job.plan.rows
@@ -396,7 +396,7 @@ class _Run:
         if job.live == lxc_host.NOT_APPLIED:
             told = f"the running container keeps its old rules until it is restarted: {why}"
             job.plan.rows = [
-                dataclasses.replace(row, reason="; ".join(part for part in (row.reason, told) if part))
+                row.replaced(reason="; ".join(part for part in (row.reason, told) if part))
                 if row.status == status.CHANGED
                 else row
                 for row in job.plan.rows

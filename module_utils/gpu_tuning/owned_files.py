@@ -8,11 +8,10 @@ ours under a name that we need stays, and says so.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 from collections.abc import Callable
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from .engine import Kind, Refused
 from .journal import Entry
@@ -27,8 +26,7 @@ _MARK_WITHIN = 200  # bytes
 _LARGEST = 4 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnedFile:
+class OwnedFile(NamedTuple):
     """A file's path and content, or a link's path and ``target``; ``wanted`` False takes it away.
 
     ``private`` says that it lies in a directory of our own. ``same`` compares contents that may differ in

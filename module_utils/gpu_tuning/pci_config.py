@@ -10,10 +10,9 @@ Express Capability); the same offsets as linux/include/uapi/linux/pci_regs.h.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterator
-from typing import Optional
+from typing import NamedTuple, Optional
 
 HEADER_SIZE = 0x40
 STANDARD_SIZE = 0x100  # the capability list lives below this; extended capabilities above
@@ -58,16 +57,14 @@ class ConfigSpaceError(Exception):
         self.outcome = outcome
 
 
-@dataclasses.dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A PCI Express link: ``speed`` per lane as lspci writes it ("32GT/s"), ``width`` in lanes."""
 
     speed: str
     width: int
 
 
-@dataclasses.dataclass(frozen=True)
-class PcieCapability:
+class PcieCapability(NamedTuple):
     """What a function's PCI Express Capability says. Sizes are in bytes.
 
     ``offset`` is the capability's place in configuration space, so Device Control is at

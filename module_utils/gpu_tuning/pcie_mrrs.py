@@ -7,11 +7,10 @@ kernel's business. Setting MaxReadReq is volatile: a reboot, a driver reload or 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import struct
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, not_applicable, writable
 from .journal import Entry
@@ -33,8 +32,7 @@ _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])\Z
 _HEX_ID = re.compile(r"0x[0-9a-f]+\Z")
 
 
-@dataclasses.dataclass(frozen=True)
-class Selector:
+class Selector(NamedTuple):
     """Which functions: addresses, or all that match every given one of vendor, device, classes, driver.
 
     ``classes`` are prefixes of the 24-bit class code: 0x03 any display, 0x0300 VGA, 0x030000 with its

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from typing import Any
-
-from . import sysctl_d
+from typing import Any, NamedTuple
 
 #: Below 99, so that an administrator's own files still have the last word, and are then named.
 DROP_IN = "90-gpu-tuning.conf"
@@ -25,8 +22,7 @@ POLICY = "/etc/gpu-tuning/policy.json"
 _ROOTS = ("etc_root", "run_root", "usr_root", "lib_root", "var_root")
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """The trees of one host: the live one, or a recorded machine in a directory."""
 
     procfs: str
@@ -55,7 +51,7 @@ class Places:
     def as_options(self) -> dict[str, str]:
         """Return what ``of`` takes."""
         names = {"procfs": "procfs_root", "sysfs": "sysfs_root", "state": "state_root"}
-        return {names.get(key, f"{key}_root"): value for key, value in dataclasses.asdict(self).items()}
+        return {names.get(key, f"{key}_root"): value for key, value in self._asdict().items()}
 
     @property
     def live(self) -> bool:
@@ -107,6 +103,8 @@ class Places:
 
     def sysctl_directories(self) -> list[str]:
         """sysctl.d, first in precedence first."""
+        from . import sysctl_d  # a check never gets here
+
         return sysctl_d.directories(self.etc, self.run, self.usr, self.lib)
 
     def config_directories(self, name: str) -> list[str]:

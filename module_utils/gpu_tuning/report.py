@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Optional
@@ -264,9 +263,7 @@ def snapshot_document(document: dict[str, Any], rows: list[Row]) -> dict[str, An
 def found_first(rows: list[Row], journalled: dict[str, Any]) -> list[Row]:
     """Return the rows as they were before this tool's first run on this boot, as its journal has them."""
     return [
-        dataclasses.replace(
-            row, before=journalled.get(row.id, row.before), after=None, status=OK, reason=None
-        )
+        row.replaced(before=journalled.get(row.id, row.before), after=None, status=OK, reason=None)
         if row.before is not None
         else row
         for row in rows
@@ -275,4 +272,4 @@ def found_first(rows: list[Row], journalled: dict[str, Any]) -> list[Row]:
 
 def as_left(rows: list[Row]) -> list[Row]:
     """Return the rows as the run left them."""
-    return [dataclasses.replace(row, before=None) for row in rows]
+    return [row.replaced(before=None) for row in rows]

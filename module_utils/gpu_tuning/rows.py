@@ -7,10 +7,10 @@ with a status. Everything that leaves a module is a list of ``Row.as_dict()``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
+_Row = TypeVar("_Row", bound="Row")
 Value = Union[str, int, None]
 
 OK = "ok"  # was right already, writable or not
@@ -42,7 +42,6 @@ FAILURES = (REJECTED, CLAMPED, OVERRIDDEN, FAILED)
 SELF_EXPLAINING = (OK, CHANGED)
 
 
-@dataclasses.dataclass
 class Row:
     """One setting on one host. Values are normalised; None where not known.
 
@@ -50,23 +49,43 @@ class Row:
     never the value that was written; ``fix`` says when a change can take effect.
     """
 
-    id: str
-    kind: str
-    target: str
-    before: Value = None
-    desired: Value = None
-    after: Value = None
-    status: str = OK
-    reason: Optional[str] = None
-    fix: str = "runtime"
+    # By hand: importing dataclasses would be a tenth of what a check costs every few minutes.
+    def __init__(
+        self,
+        id: str,
+        kind: str,
+        target: str,
+        before: Value = None,
+        desired: Value = None,
+        after: Value = None,
+        status: str = OK,
+        reason: Optional[str] = None,
+        fix: str = "runtime",
+    ) -> None:
+        """Take the fields of the contract."""
+        self.id, self.kind, self.target = id, kind, target
+        self.before, self.desired, self.after = before, desired, after
+        self.status, self.reason, self.fix = status, reason, fix
 
-    def with_status(self, status: str, reason: Optional[str] = None, **values: Value) -> Row:
+    def __eq__(self, other: object) -> bool:
+        """Compare all fields."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        """Show all fields."""
+        return f"{type(self).__name__}({', '.join(f'{name}={each!r}' for name, each in vars(self).items())})"
+
+    def replaced(self: _Row, **values: Value) -> _Row:
+        """Return a copy with other values of any fields."""
+        return type(self)(**{**vars(self), **values})
+
+    def with_status(self: _Row, status: str, reason: Optional[str] = None, **values: Value) -> _Row:
         """Return a copy with another status, reason and any of before, desired, after."""
-        return dataclasses.replace(self, status=status, reason=reason, **values)  # type: ignore[arg-type]
+        return self.replaced(status=status, reason=reason, **values)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data with the field names of the contract."""
-        return dataclasses.asdict(self)
+        return dict(vars(self))
 
 
 def failures(rows: Iterable[Row]) -> list[Row]:

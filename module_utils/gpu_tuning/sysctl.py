@@ -6,11 +6,10 @@ Sources: Documentation/admin-guide/sysctl/ of the kernel; sysctl.d(5) for the fo
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, explained, writable
 from .journal import Entry
@@ -33,8 +32,7 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_.:@+-]+\Z")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,23})\Z")
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One wanted sysctl: canonical dotted name, value as the user wrote it (None: only watch), match."""
 
     name: str

@@ -10,17 +10,15 @@ read only where a link in sysctl.d leads to it (Debian's 99-sysctl.conf).
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import os
 from collections.abc import Iterable
-from typing import Optional
+from typing import NamedTuple, Optional
 
 _PATTERN = "*?["
 
 
-@dataclasses.dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """One line: ``path`` is the key as a path below /proc/sys; ``value`` None excludes it from patterns."""
 
     path: str

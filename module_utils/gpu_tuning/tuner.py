@@ -7,10 +7,9 @@ Kind. Common arguments (state, roots) are in ``COMMON_ARGUMENTS``.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from . import cpuidle, kernel_module, pcie_mrrs, sysctl
 from .engine import Kind, applied, captured, diff, restored
@@ -40,8 +39,7 @@ COMMON_ARGUMENTS: ArgumentSpec = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One module's own arguments, and the function that turns them into a Kind (ValueError: bad input)."""
 
     arguments: ArgumentSpec
