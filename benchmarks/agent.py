@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one check of the timer costs on the recorded 128-CPU host: CPU, which load hardly moves, and wall.
+"""What one check of the timer costs on the recorded 128-CPU host: CPU and wall.
 
     benchmarks/agent.py [--repeat 20] [--python /usr/bin/python3]
 
-Prints Markdown; exits with 1 when the median of CPU is 50 ms or more.
+Prints Markdown; exits with 1 when the least CPU is 50 ms or more: what else a machine does adds to a run's
+CPU time, through caches and sibling threads, and never takes from it.
 """
 
 from __future__ import annotations
@@ -45,29 +46,28 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.ismount("/dev/shm") else None))
     try:
         command = persisted(folder, arguments.python)
-        rows = {
-            "this Python with nothing to do": [arguments.python, "-IS", "-c", ""],
-            "this Python importing re, json, typing": [
-                arguments.python,
-                "-IS",
-                "-c",
-                "import re, json, typing",
-            ],
+        python = [arguments.python, "-IS", "-c"]
+        commands = {
+            "this Python with nothing to do": [*python, ""],
+            "this Python importing re and json": [*python, "import re, json"],
             "one check": command,
         }
         print(
             f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; {arguments.repeat} runs each\n"
         )
-        print("| | CPU median, ms | CPU least, ms | wall median, ms |\n| --- | --- | --- | --- |")
-        median = 0.0
-        for name, each in rows.items():
-            costs = [cost(each) for _ in range(arguments.repeat)]
-            median = statistics.median(cpu for cpu, _ in costs)
-            wall = statistics.median(wall for _, wall in costs)
-            print(f"| {name} | {median:.1f} | {min(cpu for cpu, _ in costs):.1f} | {wall:.1f} |")
+        costs: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        for _ in range(arguments.repeat):
+            for name, each in commands.items():
+                costs[name].append(cost(each))
+        print("| | CPU least, ms | CPU median, ms | wall median, ms |\n| --- | --- | --- | --- |")
+        least = 0.0
+        for name, each in costs.items():
+            cpu, wall = zip(*each)
+            least = min(cpu)
+            print(f"| {name} | {least:.1f} | {statistics.median(cpu):.1f} | {statistics.median(wall):.1f} |")
     finally:
         shutil.rmtree(folder)
-    sys.exit(median >= LIMIT_MS)
+    sys.exit(least >= LIMIT_MS)
 
 
 def persisted(folder: Path, python: str) -> list[str]:

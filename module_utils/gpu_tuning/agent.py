@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from typing import Any, Optional
 
 from . import gpu_health, tuner
 from .drift import drifted
@@ -21,6 +20,7 @@ from .metrics import exposition
 from .owned_files import replace_file
 from .persist_places import BY_FILE, POLICY, Places
 from .rows import CHANGED, FAILURES, Row, failures
+from .typed import Any, Optional
 
 USAGE = """\
 usage: gpu-tuning.pyz [--policy FILE] COMMAND

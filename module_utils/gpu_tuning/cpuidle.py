@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, explained, not_applicable, writable
 from .journal import Entry
 from .kernel_files import read_line, read_text, write_text
 from .rows import FAILED, NOT_APPLICABLE, OK, READ_ONLY, WOULD_CHANGE, Row, Value
+from .typed import NamedTuple, Optional
 
 ENABLED, DISABLED = "enabled", "disabled"
 

@@ -11,7 +11,6 @@ import abc
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any, Optional
 
 from .journal import Entry, Journal
 from .kernel_files import FORBIDDEN, GONE, error_text
@@ -27,6 +26,7 @@ from .rows import (
     Row,
     Value,
 )
+from .typed import Any, Optional
 
 #: Kinds with a row per CPU or cpufreq policy, whose targets are CPU/setting.
 PER_CPU = ("cpuidle", "cpufreq")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional
 
 from .kernel_files import read_line
+from .typed import NamedTuple, Optional
 
 #: NVIDIA, AMD, Intel. A BMC's VGA has a display's class, too, and another vendor.
 VENDORS = ("0x10de", "0x1002", "0x8086")

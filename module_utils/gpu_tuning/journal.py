@@ -16,9 +16,9 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from typing import Any, Optional
 
 from .kernel_files import error_text, read_line
+from .typed import Any, Optional
 
 VERSION = 1
 #: Recorded machines have no boot id; a live kernel always does.

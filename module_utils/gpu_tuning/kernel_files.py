@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Optional
+
+from .typed import Optional
 
 #: The largest attribute the kernel prints is one page; sysctls may be a little longer.
 READ_LIMIT = 65536
@@ -35,9 +36,16 @@ def read_text(path: str) -> str:
 
 
 def read_line(path: str) -> Optional[str]:
-    """Return a file's stripped text, or None when it cannot be read."""
+    """Return an attribute's stripped text, or None when it cannot be read.
+
+    With one read(2): the kernel answers with the whole attribute.
+    """
     try:
-        return read_text(path).strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, READ_LIMIT).decode("utf-8", "surrogateescape").strip()
+        finally:
+            os.close(fd)
     except OSError:
         return None
 

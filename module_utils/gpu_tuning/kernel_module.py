@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, not_applicable
 from .journal import Entry
 from .kernel_files import read_line
 from .rows import FAILED, REJECTED, WOULD_CHANGE, Row, Value
+from .typed import NamedTuple, Optional
 
 LOADED, ABSENT = "loaded", "absent"
 RDMA_DEVICE, NVIDIA_DRIVER = "rdma_device", "nvidia_driver"

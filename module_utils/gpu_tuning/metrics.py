@@ -7,11 +7,11 @@ Source: prometheus.io/docs/instrumenting/exposition_formats and /docs/practices/
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional, Union
 
 from .gpu_health import Gpu
 from .owned_files import HEADER
 from .rows import OK, Row, Value
+from .typed import Optional, Union
 
 Number = Union[int, float]
 Sample = tuple[dict[str, str], Number]

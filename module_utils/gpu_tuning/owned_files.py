@@ -11,12 +11,12 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Optional, Union
 
 from .engine import Kind, Refused
 from .journal import Entry
 from .kernel_files import READ_LIMIT, error_text, read_bytes
 from .rows import FAILED, WOULD_CHANGE, Row, Value
+from .typed import NamedTuple, Optional, Union
 
 MARK = "Managed by gpu_tuning"
 HEADER = f"# {MARK}: changes made here are lost. See playbooks/persist.yml and playbooks/unpersist.yml."

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple, Optional
+
+from .typed import NamedTuple, Optional
 
 HEADER_SIZE = 0x40
 STANDARD_SIZE = 0x100  # the capability list lives below this; extended capabilities above

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, not_applicable, writable
 from .journal import Entry
@@ -24,6 +23,7 @@ from .pci_config import (
     with_max_read_request,
 )
 from .rows import FAILED, NOT_APPLICABLE, READ_ONLY, REJECTED, WOULD_CHANGE, Row, Value
+from .typed import NamedTuple, Optional
 
 #: Enough for the capability list; the extended space is not needed and slower to read.
 CONFIG_READ = 256
@@ -141,11 +141,14 @@ class MaxReadRequests(Kind):
     def _selected(self, address: str) -> bool:
         """Match ids from sysfs, which keeps them even when the device reads all ff; leave out VFs."""
         chosen = self.chosen
-        code = read_line(self._attribute(address, "class")) or ""
+        # The class first: it rules out most functions with one read.
         return (
-            (chosen.vendor is None or read_line(self._attribute(address, "vendor")) == chosen.vendor)
+            (
+                not chosen.classes
+                or (read_line(self._attribute(address, "class")) or "").startswith(chosen.classes)
+            )
+            and (chosen.vendor is None or read_line(self._attribute(address, "vendor")) == chosen.vendor)
             and (chosen.device is None or read_line(self._attribute(address, "device")) == chosen.device)
-            and (not chosen.classes or code.startswith(chosen.classes))
             and (chosen.driver is None or self._driver(address) == chosen.driver)
             and not self._is_virtual_function(address)
         )

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+
+from .typed import Any, NamedTuple
 
 #: Below 99, so that an administrator's own files still have the last word, and are then named.
 DROP_IN = "90-gpu-tuning.conf"

@@ -8,9 +8,14 @@ with a status. Everything that leaves a module is a list of ``Row.as_dict()``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Optional, TypeVar, Union
 
-_Row = TypeVar("_Row", bound="Row")
+from .typed import TYPE_CHECKING, Any, Optional, Union
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _Row = TypeVar("_Row", bound="Row")
+
 Value = Union[str, int, None]
 
 OK = "ok"  # was right already, writable or not

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import NamedTuple, Optional
 
 from .engine import Kind, Refused, explained, writable
 from .journal import Entry
 from .kernel_files import GONE, read_text, write_text
 from .rows import FAILED, NOT_APPLICABLE, OK, READ_ONLY, UNSUPPORTED, WOULD_CHANGE, Row, Value
+from .typed import NamedTuple, Optional
 
 EXACT, MINIMUM, MAXIMUM = "exact", "minimum", "maximum"
 MATCHES = (EXACT, MINIMUM, MAXIMUM)

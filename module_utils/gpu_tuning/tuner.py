@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
 
 from . import cpuidle, kernel_module, pcie_mrrs, sysctl
 from .engine import Kind, applied, captured, diff, restored
 from .journal import CannotStart, Journal, boot_id
 from .kernel_files import read_line
 from .rows import CHANGED, CLAMPED, WOULD_CHANGE, Row, failures
+from .typed import Any, NamedTuple, Optional
 
 CAPTURED, APPLIED, RESTORED = "captured", "applied", "restored"
 STATES = (CAPTURED, APPLIED, RESTORED)

@@ -40,6 +40,26 @@ def promtool(*arguments: str, text: str = "") -> None:
 # The archive
 
 
+def test_a_check_imports_little(host: PersistedHost) -> None:
+    """Most of what a check costs on every host every few minutes is imports."""
+    script = """import sys
+sys.path.insert(0, sys.argv[1])
+from gpu_tuning.agent import main
+assert main(["--policy", sys.argv[2], "metrics"]) == 0
+print("imported:", *sys.modules)"""
+    files = (
+        f"{host.root}/usr/local/lib/gpu-tuning/gpu-tuning.pyz",
+        f"{host.root}/etc/gpu-tuning/policy.json",
+    )
+    command = [sys.executable, "-IS", "-c", script, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.partition("imported:")[2].split())
+    assert {"json", "gpu_tuning.cpuidle"} <= imported
+    costly = {"argparse", "dataclasses", "fnmatch", "inspect", "random", "subprocess", "tempfile", "typing"}
+    assert not costly & imported
+
+
 def test_an_archive_holds_what_its_main_module_imports_and_no_more() -> None:
     held = agent_archive.sources("agent")
     assert {"__init__.py", "agent.py", "tuner.py", "pcie_mrrs.py", "sysctl_d.py"} <= set(held)
