@@ -41,6 +41,8 @@ _MASKED = (
     *("sys-fs-fuse-connections.mount", "systemd-random-seed.service", "systemd-user-sessions.service"),
     "systemd-journal-flush.service",
 )
+#: What an initramfs does without here: together they are half of the minute and a half that making one takes.
+_NO_HOOKS = ("dmsetup", "fsck", "keymap", "resume", "thermal")
 _BLACKLIST = (
     *("kvm_amd", "kvm_intel", "powernow_k8", "acpi_cpufreq", "crct10dif_pclmul", "crc32_pclmul"),
     *("ghash_clmulni_intel", "sha512_ssse3", "sha256_ssse3", "sha1_ssse3", "aesni_intel", "qemu_fw_cfg"),
@@ -99,7 +101,7 @@ def _configure(root: Path, parts: Parts) -> None:
         f"[Match]\nMACAddress={MAC}\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n"
         "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
     )
-    (root / "etc/fstab").write_text(f"UUID={UUID} / ext4 defaults,noatime 0 1\n")
+    (root / "etc/fstab").write_text(f"UUID={UUID} / ext4 defaults,noatime 0 0\n")
     (root / "etc/hostname").write_text("vm\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.1.1 vm\n")
     (root / "etc/machine-id").write_text(f"{MACHINE_ID}\n")
@@ -113,6 +115,8 @@ def _configure(root: Path, parts: Parts) -> None:
     wanted.symlink_to("/lib/systemd/system/systemd-networkd.service")
     for each in [*root.glob("usr/lib/modules-load.d/*.conf")]:
         each.unlink()
+    for name in _NO_HOOKS:
+        (root / "usr/share/initramfs-tools/hooks" / name).chmod(0o644)
     ssh = root / "root/.ssh"
     ssh.mkdir(mode=0o700, exist_ok=True)
     shutil.copy(parts.public_key, ssh / "authorized_keys")
