@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 import jinja2
-from system_record import cell
+from markdown_text import plain
 
 from . import plots
 from .compare import percent
@@ -21,7 +21,7 @@ def _environment(autoescape: bool) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=autoescape, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters.update(number=number, percent=percent, oneline=cell)
+    environment.filters.update(number=number, percent=percent, oneline=plain)
     return environment
 
 

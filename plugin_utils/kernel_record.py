@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from system_record import cell
+from markdown_text import plain
 
 Record = dict[str, Any]
 
@@ -15,7 +15,7 @@ def section(record: Record) -> str:
     before, after = record["before"], record["after"]
     lines = ["## Kernel upgrade", "", _verdict(record), "", "| | before | after |", "| --- | --- | --- |"]
     lines += [
-        f"| {name} | {cell(old)} | {cell(new)} |"
+        f"| {name} | {plain(old)} | {plain(new)} |"
         for name, old, new in [*_rows(before, after), *_run_time(record)]
     ]
     return "\n".join(lines)
@@ -23,8 +23,8 @@ def section(record: Record) -> str:
 
 def _verdict(record: Record) -> str:
     if record["phase"] == "done":
-        return f"Kernel {cell(record['release'])} came up as promised and is the default."
-    return f"Given up: {cell(record['failure'])}."
+        return f"Kernel {plain(record['release'])} came up as promised and is the default."
+    return f"Given up: {plain(record['failure'])}."
 
 
 def _rows(before: Record, after: Record) -> list[tuple[str, str, str]]:
@@ -41,7 +41,9 @@ def _rows(before: Record, after: Record) -> list[tuple[str, str, str]]:
         if after["device_majors"].get(name, majors) != majors
     )
     majors = before["device_majors"], after["device_majors"]
-    rows += [(f"major of {cell(name)}", _majors(majors[0][name]), _majors(majors[1][name])) for name in moved]
+    rows += [
+        (f"major of {plain(name)}", _majors(majors[0][name]), _majors(majors[1][name])) for name in moved
+    ]
     return rows
 
 
@@ -53,7 +55,7 @@ def _run_time(record: Record) -> list[tuple[str, str, str]]:
     journals = record.get("journals") or {}
     old, new = (journals.get(record[boot]["boot_id"]) or {} for boot in ("before", "after"))
     return [
-        (f"found at first: {cell(identity)}", _text(old[identity]), _text(new[identity]))
+        (f"found at first: {plain(identity)}", _text(old[identity]), _text(new[identity]))
         for identity in sorted(old)
         if identity in new and old[identity] != new[identity]
     ]

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pathlib
-import re
-from typing import Any, Optional
+from typing import Optional
 
 from gpu_tuning.benchmark.documents import write_text
 
@@ -36,8 +35,3 @@ def put_section(path: str, owner: str, section: str) -> bool:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, new)
     return new != old
-
-
-def cell(text: Any) -> str:
-    """Return text that cannot break out of a Markdown table's cell."""
-    return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").replace("<", "&lt;")

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 from gpu_tuning import report
 from gpu_tuning.rows import Row
+from markdown_text import plain
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "roles/host_tuning/templates"
 
@@ -104,7 +105,7 @@ def _files(result: dict[str, Any], rows: list[Row], journalled: dict[str, Any]) 
         keep_trailing_newline=True,
         autoescape=False,  # Markdown; cells are escaped by the filter below
     )
-    environment.filters["cell"] = _cell
+    environment.filters["cell"] = plain
     return {
         "before.json": _json(report.snapshot_document(result, report.found_first(rows, journalled))),
         "after.json": _json(report.snapshot_document(result, report.as_left(rows))),
@@ -117,8 +118,3 @@ def _files(result: dict[str, Any], rows: list[Row], journalled: dict[str, Any]) 
 
 def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=1) + "\n"
-
-
-def _cell(value: Any) -> str:
-    """Return a value as the content of one Markdown table cell."""
-    return "" if value is None else " ".join(str(value).replace("|", "\\|").split())

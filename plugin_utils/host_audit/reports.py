@@ -10,6 +10,7 @@ import time
 from typing import Any, Optional
 
 import jinja2
+from markdown_text import plain
 
 from . import document, drawing
 from .document import Audit
@@ -93,7 +94,7 @@ def render(audit: Audit, templates: str, name: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update({"cell": _cell, "where": document.where, "gib": gib})
+    environment.filters.update({"cell": plain, "where": document.where, "gib": gib})
     return environment.get_template(name).render(**_view(audit))
 
 
@@ -109,9 +110,3 @@ def _view(audit: Audit) -> dict[str, Any]:
         "not_applicable": document.groups(rows, NOT_APPLICABLE),
         "topology": drawing.topology(audit["facts"], rows),
     }
-
-
-def _cell(value: object) -> str:
-    """Return text for a cell of a Markdown table: one line, nothing that ends the cell or is markup."""
-    text = " ".join(str("" if value is None else value).split())
-    return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
