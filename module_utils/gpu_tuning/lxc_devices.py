@@ -21,7 +21,6 @@ from .lxc_config import DevicePath, Edit
 from .lxc_readings import (
     MOVED,
     NOT_REGISTERED,
-    RIGHT,
     STATIC,
     UNKNOWN,
     UNKNOWN_FOREIGN,
@@ -86,7 +85,9 @@ class Plan:
         """Return the meanings to record, by the rule texts that stand in the file now."""
         if not repaired:
             return dict(self.meanings)
-        return {self.renamed.get(text, text): name for text, name in self.meanings.items()}
+        kept = {text: name for text, name in self.meanings.items() if text not in self.renamed}
+        # A rule may have become the same as one that stands there already: it means what is right now.
+        return {**kept, **{new: self.meanings[old] for old, new in self.renamed.items()}}
 
 
 def diagnose(container: Container, host: Host, includes: Optional[rules_of.Includes] = None) -> Plan:
@@ -115,7 +116,7 @@ class _Diagnosis(Facts):
         if not self.rows:
             self._add("none", FINDING_OK, status.OK, reason="no GPU device is meant for this container")
         meanings = {
-            reading.rule.text: reading.name if reading.verdict in (RIGHT, MOVED, NOT_REGISTERED) else None
+            reading.rule.text: reading.meaning
             for reading in self.readings
             if reading.verdict != STATIC and reading.rule.line.number
         }

@@ -58,7 +58,10 @@ class Container:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What one numbered rule means: a verdict, the driver's name, its major now, and the evidence."""
+    """What one numbered rule means: a verdict, the driver's name, its major now, and the evidence.
+
+    ``doubted`` are the drivers that the evidence names where it is not believed or not clear.
+    """
 
     rule: Rule
     verdict: str
@@ -66,6 +69,12 @@ class Reading:
     target: Optional[int] = None
     owners: tuple[str, ...] = ()
     evidence: str = ""
+    doubted: tuple[str, ...] = ()
+
+    @property
+    def meaning(self) -> Optional[str]:
+        """What to remember for the next run, which has to see what this one saw: drivers, None if unknown."""
+        return self.name if self.verdict in (RIGHT, MOVED, NOT_REGISTERED) else ",".join(self.doubted) or None
 
 
 class Facts:
@@ -102,27 +111,33 @@ class Facts:
         """Return what one numbered rule means, by itself."""
         major = major_of(rule)
         owners = self.host.now.owners(major)
+        known = self.host.record.meaning(self.container.path, rule.text)
+        if known in owners:
+            return Reading(rule, RIGHT, str(known), major, owners, "the record of an earlier run")
         names, evidence = self._recorded_names(rule)
-        if names and not self._already_corrected(rule, names, owners):
+        if names and not self._already_corrected(names, owners):
             return _compare(rule, names, owners, self.host.now, evidence)
         gpu_owners = [name for name in owners if devices.is_gpu_class(name)]
         if gpu_owners:
             return Reading(rule, RIGHT, gpu_owners[0], major, owners, "/proc/devices")
-        if not devices.is_dynamic(major):
+        if not devices.is_dynamic(major) and not self._was_unknown(rule):
             return Reading(rule, STATIC, owners[0] if owners else "", major, owners)
         meant = [name for name in owners if name in self._named_drivers()]
         if meant:
             return Reading(rule, RIGHT, meant[0], major, owners, "a mount entry names its node")
         return Reading(rule, UNKNOWN_FOREIGN if owners else UNKNOWN, owners=owners)
 
-    def _already_corrected(self, rule: Rule, names: tuple[str, ...], owners: tuple[str, ...]) -> bool:
+    def _was_unknown(self, rule: Rule) -> bool:
+        """Tell whether an earlier run could not say what this rule means."""
+        record, path = self.host.record, self.container.path
+        return record.remembers(path, rule.text) and record.meaning(path, rule.text) is None
+
+    def _already_corrected(self, names: tuple[str, ...], owners: tuple[str, ...]) -> bool:
         """Return whether the number is right today although a recorded map gives it to another driver.
 
-        So it is when an earlier run recorded today's meaning for this very rule, or when the recorded
-        driver is none the container has to do with and today's owner is one whose node it mounts.
+        So it is when that driver is none the container has to do with, and today's owner is one whose node
+        it mounts.
         """
-        if self.host.record.meaning(self.container.path, rule.text) in owners:
-            return True
         meant = {*self.mounted, *self.passed}
         strange = not any(devices.is_gpu_class(name) or name in self._named_drivers() for name in names)
         return strange and any(owner in meant for owner in owners)
@@ -135,7 +150,7 @@ class Facts:
             return host.explicit.owners(major), f"the map in {host.explicit_from}"
         if host.record.remembers(path, rule.text):
             name = host.record.meaning(path, rule.text)
-            return ((name,), "the record of an earlier run") if name else ((), "")
+            return (tuple(name.split(",")), "the record of an earlier run") if name else ((), "")
         return self._from_history(major)
 
     def _from_history(self, major: int) -> tuple[tuple[str, ...], str]:
@@ -190,8 +205,12 @@ class Facts:
             return readings
         known = self._named_drivers()
         return [
-            dataclasses.replace(
-                reading, verdict=UNKNOWN_FOREIGN if reading.owners else UNKNOWN, name="", target=None
+            Reading(
+                reading.rule,
+                UNKNOWN_FOREIGN if reading.owners else UNKNOWN,
+                owners=reading.owners,
+                evidence=reading.evidence,
+                doubted=(reading.name,),
             )
             if reading.verdict == MOVED
             and not devices.is_gpu_class(reading.name)
@@ -209,11 +228,18 @@ class Facts:
 
     def lacking(self, readings: Sequence[Reading]) -> list[str]:
         """Return the mounted classes with one dynamic major now that no rule and no devN line gives."""
-        given = {reading.name for reading in readings if reading.verdict in (RIGHT, MOVED)} | set(self.passed)
+        now = self.host.now
+        given = set(self.passed)
+        for reading in readings:
+            # A number gives every class that has it, two of them at times.
+            if reading.verdict == RIGHT:
+                given.update(now.owners(major_of(reading.rule)))
+            elif reading.verdict == MOVED and reading.target is not None:
+                given.update(now.owners(reading.target))
         given |= {devices.class_of_node(rule.path)[0] or "" for rule in self.rules if rule.type == "path"}
         lacking = []
         for name in self.mounted:
-            majors = self.host.now.majors(name)
+            majors = now.majors(name)
             if name not in given and len(majors) == 1 and devices.is_dynamic(majors[0]):
                 lacking.append(name)
         return lacking
@@ -248,7 +274,7 @@ def _compare(
     if not targets:
         return Reading(rule, NOT_REGISTERED, names[0], None, owners, evidence)
     if len(targets) > 1:
-        return Reading(rule, UNKNOWN_FOREIGN if owners else UNKNOWN, owners=owners)
+        return Reading(rule, UNKNOWN_FOREIGN if owners else UNKNOWN, owners=owners, doubted=names)
     return Reading(rule, MOVED, registered[0], targets.pop(), owners, evidence)
 
 
