@@ -169,21 +169,28 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client, self.seen > self.good), daemon=True).start()
 
     def _serve(self, client: socket.socket, cut: bool) -> None:
-        with (
-            client,
-            socket.create_connection(("127.0.0.1", self.target)) as server,
-            contextlib.suppress(OSError),
-        ):
-            server.sendall(client.recv(65536))
+        with client, socket.create_connection(("127.0.0.1", self.target)) as server:
+            threading.Thread(target=_pump, args=(client, server), daemon=True).start()
             sent = 0
-            while data := server.recv(1024):
-                if cut and sent + len(data) > self.cut:
-                    return
-                client.sendall(data)
-                sent += len(data)
+            with contextlib.suppress(OSError):
+                while data := server.recv(1024):
+                    if cut and sent + len(data) > self.cut:
+                        break
+                    client.sendall(data)
+                    sent += len(data)
+            for end in (client, server):  # closing alone would leave them to the other thread
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Pass everything on until either end is gone: a request may come in several pieces."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
 
 
 @pytest.fixture
