@@ -117,7 +117,7 @@ def test_what_a_host_says_cannot_become_markup(hosts: AuditHosts) -> None:
     assert "<script" not in page
     assert "<img" not in page
     text = reports.render(audit, TEMPLATES, "system-improve.md.j2")
-    assert "- a \\| b \\<img src=x> \\`c\\` # d\n" in text
+    assert "- a \\| b &lt;img src=x> \\`c\\` # d\n" in text
     assert evaluate.clean("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
 
 

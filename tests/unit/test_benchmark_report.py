@@ -98,7 +98,7 @@ def test_text_from_hosts_cannot_break_out() -> None:
     )
     assert "<script>" not in page.html(report)
     record = page.markdown(report)
-    assert "<script>" not in record.replace("\\<", "")
+    assert "<script>" not in record
     assert all(line.count("|") in (0, 6) or "\\|" in line for line in record.splitlines())
 
 

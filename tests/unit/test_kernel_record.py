@@ -66,4 +66,4 @@ def test_a_command_line_cannot_break_the_table() -> None:
     hostile = {**RECORD, "after": {**AFTER, "cmdline": "x|y\n| evil | <b> |"}}
     assert rows({**hostile, "after": AFTER}).keys() == rows(RECORD).keys()
     line = next(x for x in kernel_record.section(hostile).splitlines() if x.startswith("| command line"))
-    assert line.endswith("| x\\|y \\| evil \\| \\<b> \\| |")
+    assert line.endswith("| x\\|y \\| evil \\| &lt;b> \\| |")

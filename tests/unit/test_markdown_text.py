@@ -15,7 +15,7 @@ from markdown_text import plain
         ("one\n two\t|three", "one two \\|three"),
         ("vm.dirty_background_ratio", "vm.dirty_background_ratio"),
         ("_this_ and *that*", "\\_this\\_ and \\*that\\*"),
-        ("<b>`x`</b> [y](z)", "\\<b>\\`x\\`\\</b> \\[y](z)"),
+        ("<b>`x`</b> [y](z)", "&lt;b>\\`x\\`&lt;/b> \\[y](z)"),
         ("a\\|b", "a\\\\\\|b"),
     ],
 )

@@ -14,7 +14,7 @@ static void spin(void *unused)
 
 static int __init hang_init(void)
 {
-	/* By printk, which waits for the console: what a process wrote there may still be queued, or flushed by a login. */
+	/* By printk, which waits for the console: what a process wrote there may still be queued. */
 	pr_emerg("This kernel hangs\n");
 	on_each_cpu(spin, NULL, 0);
 	return 0;
